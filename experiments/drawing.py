@@ -54,8 +54,9 @@ def band(
     """Draw the mean of courses as a line, and their range as a band."""
     size = min([len(steps), *map(len, courses)])
     values = np.array([course[:size] for course in courses], float)
-    shown = ~np.isnan(values).all(axis=0)  # the policy has no loss while the critic is pre-trained
-    values, x = values[:, shown], np.array(steps[:size], float)[shown]
+    # the policy has no loss while the critic is pre-trained
+    is_logged = ~np.isnan(values).all(axis=0)
+    values, x = values[:, is_logged], np.array(steps[:size], float)[is_logged]
     axis.plot(x, np.nanmean(values, axis=0), color=color, linewidth=1.6, label=label)
     axis.fill_between(
         x,

@@ -66,7 +66,7 @@ def write_questions(source: Path, target: Path) -> None:
     """Draw `QUESTIONS` of the test split, and write them as `evaluate --choices` reads them."""
     with fsspec.open(source, "rt", compression="infer") as file:
         rows = [row for row in map(json.loads, file) if row["split"] == "test"]
-    drawn = random.Random(0).sample(rows, QUESTIONS)
+    questions = random.Random(0).sample(rows, QUESTIONS)
     write_json_lines(
         target,
         [
@@ -76,7 +76,7 @@ def write_questions(source: Path, target: Path) -> None:
                 "answer": row["answer"],
                 "subject": row["subject"],
             }
-            for row in drawn
+            for row in questions
         ],
     )
 

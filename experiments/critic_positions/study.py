@@ -95,13 +95,13 @@ def measure(returns: Tensor, values: Tensor, mask: Tensor) -> list[dict[str, flo
     """
     rows = []
     for place in range(returns.shape[1]):
-        kept = mask[:, place].bool()
-        if int(kept.sum()) < LEAST:
+        reaching = mask[:, place].bool()
+        if int(reaching.sum()) < LEAST:
             break
-        real = returns[kept, place].double()
-        guess = values[kept, place].double()
+        real = returns[reaching, place].double()
+        guess = values[reaching, place].double()
         row = {
-            "responses": int(kept.sum()),
+            "responses": int(reaching.sum()),
             "return": float(real.mean()),
             "value": float(guess.mean()),
             "explained_variance": float(1 - (real - guess).var() / real.var()),
@@ -124,8 +124,8 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
     watched = f"{WatchedModule.__module__}.{WatchedModule.__qualname__}"
     stages = Quickstart(root, seed, overwrite=True)
     stages.fit_ppo(configs, "--model", watched, "--name", name)
-    found = json.loads((root / name / "positions.json").read_text("utf-8"))
-    write_run(RESULTS, f"{arm}-seed_{seed}", found)
+    positions = json.loads((root / name / "positions.json").read_text("utf-8"))
+    write_run(RESULTS, f"{arm}-seed_{seed}", positions)
 
 
 def run(output_dir: str = "runs/reproduction") -> None:

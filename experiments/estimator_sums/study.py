@@ -177,10 +177,10 @@ def evaluate(model: Path, root: Path, seed: int) -> Step:
     command += ["--seed", str(seed), "--batch_size", "4"]
 
     def collect() -> dict[str, Any]:
-        found = json.loads(report.read_text("utf-8"))
-        rows = found["policies"].items()
+        evaluation = json.loads(report.read_text("utf-8"))
+        rows = evaluation["policies"].items()
         right = {Path(name).name: row["rewards"]["right"]["mean"] for name, row in rows}
-        best = {str(r["n"]): r["scores"]["right"]["mean"] for r in found["best_of"]}
+        best = {str(r["n"]): r["scores"]["right"]["mean"] for r in evaluation["best_of"]}
         return {"seed": seed, "right": right, "best_of": best}
 
     return Step(f"unseen_{seed}", 1, command, collect)
@@ -284,10 +284,10 @@ def format_tables(runs: dict[str, dict[str, Any]]) -> str:
 def documents() -> Documents:
     """The page, all tables and the figure, from the committed results."""
     runs = read_runs(RESULTS)
-    shown = dict(list(STUDY.measures.items())[:2])
+    shown_measures = dict(list(STUDY.measures.items())[:2])
     return {
         PAGE: fill_template(
-            TEMPLATE, arms=build_table(judged(runs), STUDY._replace(measures=shown))
+            TEMPLATE, arms=build_table(judged(runs), STUDY._replace(measures=shown_measures))
         ),
         TABLES: fill_template(TABLES_TEMPLATE, criterion=CRITERION, tables=format_tables(runs)),
         FIGURE: lambda: draw(judged(runs)),

@@ -228,13 +228,13 @@ def documents() -> Documents:
     """The page, all tables and the figure, from the committed results."""
     runs = read_runs(RESULTS)
     arms = by_arm(runs.values())
-    shown = {AT_THE_END: LAB.measures[AT_THE_END]}
+    measures = {AT_THE_END: LAB.measures[AT_THE_END]}
     return {
         PAGE: fill_template(
             TEMPLATE,
             iterations=ITERATIONS,
             criterion=CRITERION,
-            arms=build_table(arms, LAB._replace(measures=shown)),
+            arms=build_table(arms, LAB._replace(measures=measures)),
             at_most=f"{find_largest_bound(arms, LAB):.3f}",
             small_differences=list_small_differences(arms, LAB),
         ),
@@ -292,10 +292,10 @@ def draw_courses(
 
 def build_best_of_table(results: Iterable[Mapping[str, Any]]) -> str:
     """One row per size of the best of n of the SFT policy: gold above SFT's by seed."""
-    found = sorted((r["seed"], r["gold"]) for r in results if r["arm"] == "best_of")
+    seed_golds = sorted((r["seed"], r["gold"]) for r in results if r["arm"] == "best_of")
     rows = []
     for n in BEST_OF[1:]:
-        gains = ", ".join(f"{gold[str(n)] - gold['1']:.2f}" for _, gold in found)
+        gains = ", ".join(f"{gold[str(n)] - gold['1']:.2f}" for _, gold in seed_golds)
         rows.append([f"best of {n}", gains, f"{math.sqrt(best_of_n_kl(n)):.2f}"])
     return table(["SFT, by the reward model", "gold above SFT's", "sqrt(KL), at most"], rows)
 

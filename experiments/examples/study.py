@@ -141,12 +141,12 @@ def make_table(runs: dict[str, dict[str, Any]]) -> str:
     """The page's table: before and after, by example and seed."""
     rows = []
     for name, seed in product(REWARD_AND_TRUTH, SEEDS):
-        found = runs[f"{name}_{seed}"]
-        first = found["first"]
-        last = found["last"]
+        results = runs[f"{name}_{seed}"]
+        first = results["first"]
+        last = results["last"]
         cells = [f"{first[key]:.2f} to {last[key]:.2f}" for key in ("reward", "truth")]
         cells += [f"{last['kl']:.1f}", f"{first['tokens']:.0f} to {last['tokens']:.0f}"]
-        rows.append([f"{name}, {seed}", *cells, found["worst"], f"{found['cpu_minutes']:.0f}"])
+        rows.append([f"{name}, {seed}", *cells, results["worst"], f"{results['cpu_minutes']:.0f}"])
     return table(HEAD, rows)
 
 

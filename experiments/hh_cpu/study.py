@@ -43,10 +43,10 @@ def check_settings(root: Path, settings: Mapping[str, Any]) -> None:
     file = root / "settings.json"
     if not file.is_file():
         write_text(file, json.dumps(settings))
-    elif (kept := json.loads(file.read_text("utf-8"))) != settings:
+    elif (saved_settings := json.loads(file.read_text("utf-8"))) != settings:
         raise ValueError(
             f"output_dir: expected a free name, or a run with {settings}, got {root} of a run with "
-            f"{kept}"
+            f"{saved_settings}"
         )
 
 
@@ -108,7 +108,7 @@ def run(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
     root = Path(output_dir)
     check_settings(root, {"data": data, "seed": seed})
     sources = [DataSource(f"{data}/{file}", name=name) for name, file in FILES.items()]
-    given = json.dumps([{"path": s.path, "name": s.name} for s in sources])
+    sources_json = json.dumps([{"path": s.path, "name": s.name} for s in sources])
     records = load_records("preference", sources, on_bad_record="skip")
     base = root / "base"
     files = [source.path for source in sources]
@@ -125,7 +125,7 @@ def run(data: str, output_dir: str = "runs/hh", seed: int = 0) -> None:
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(config.replace("runs/hh/", f"{root}/"), "utf-8")
         command = ["fit", "--config", str(copy), "--overwrite"]
-        command += ["--data.init_args.train_sources", given]
+        command += ["--data.init_args.train_sources", sources_json]
         command += [word for flag in flags for word in (flag, str(seed))]
         run_once(root / stage, *command, "--seed_everything", str(seed))
     report = {stage: read_first_and_last(root / "logs" / stage) for stage in seeded}

@@ -101,10 +101,10 @@ def count_words(response: str) -> int:
 
 
 def _names(prompt: str) -> tuple[str, ...]:
-    found = _PROMPT.search(prompt)
-    if found is None:
+    match = _PROMPT.search(prompt)
+    if match is None:
         raise ValueError(f"prompt: expected one of this task, got {prompt!r}")
-    return found.groups()
+    return match.groups()
 
 
 def split_words(response: str) -> list[str]:

@@ -153,10 +153,10 @@ class Steps:
 
     def read_samples(self, name: str) -> dict[str, list[str]]:
         """Responses by prompt."""
-        found: dict[str, list[str]] = {}
+        responses: dict[str, list[str]] = {}
         for row in read_lines(self.path(f"{name}.jsonl")):
-            found.setdefault(row["prompt"][-1]["content"], []).append(row["response"])
-        return found
+            responses.setdefault(row["prompt"][-1]["content"], []).append(row["response"])
+        return responses
 
     def fit(self, name: str, stage: str, start: str, file: str) -> Step:
         """A step that trains an SFT or a reward model on a file, for three epochs."""
@@ -292,9 +292,9 @@ class Seed(Steps):
             rng.shuffle(responses)
             responses = [text for text in responses if is_valid(prompt, text)]
             scores = label([prompt] * len(responses), responses)
-            other = next((i for i, s in enumerate(scores) if s != scores[0]), None)
-            if other is not None:
-                better, worse = (0, other) if scores[0] > scores[other] else (other, 0)
+            second = next((i for i, s in enumerate(scores) if s != scores[0]), None)
+            if second is not None:
+                better, worse = (0, second) if scores[0] > scores[second] else (second, 0)
                 rows.append(
                     {
                         "prompt": prompt,
@@ -367,19 +367,19 @@ class Seed(Steps):
         rows = read_lines(output)
         result: dict[str, Any] = {}
         for policy in POLICIES:
-            own = [row for row in rows if Path(row["policy"]).name == policy]
-            prompts = [row["prompt"][-1]["content"] for row in own]
-            kept = [parts(p, row["response"]) for p, row in zip(prompts, own, strict=True)]
-            shown = random.Random(self.seed).sample(range(len(own)), 8)
+            policy_rows = [row for row in rows if Path(row["policy"]).name == policy]
+            prompts = [row["prompt"][-1]["content"] for row in policy_rows]
+            kept = [parts(p, row["response"]) for p, row in zip(prompts, policy_rows, strict=True)]
+            shown = random.Random(self.seed).sample(range(len(policy_rows)), 8)
             result[policy] = {
-                "proxy": [round(row["scores"]["reward"], 3) for row in own],
-                "truth": [round(row["scores"]["truth"], 3) for row in own],
-                "kl": float(np.mean([row["kl"] for row in own])),
-                "length": float(np.mean([row["length"] for row in own])),
-                "cut_off": float(np.mean([not row["ended"] for row in own])),
-                "canned": canned_share(prompts, [row["response"] for row in own]),
+                "proxy": [round(row["scores"]["reward"], 3) for row in policy_rows],
+                "truth": [round(row["scores"]["truth"], 3) for row in policy_rows],
+                "kl": float(np.mean([row["kl"] for row in policy_rows])),
+                "length": float(np.mean([row["length"] for row in policy_rows])),
+                "cut_off": float(np.mean([not row["ended"] for row in policy_rows])),
+                "canned": canned_share(prompts, [row["response"] for row in policy_rows]),
                 "parts": {key: float(np.mean([k[key] for k in kept])) for key in PARTS},
-                "samples": [[prompts[n], own[n]["response"]] for n in shown],
+                "samples": [[prompts[n], policy_rows[n]["response"]] for n in shown],
             }
         return result
 
@@ -421,8 +421,8 @@ def run(
             done[step.name] = row
             write_run(Path(results), name, result)
         if isinstance(runs, Seed):
-            found = {name: step["result"] for name, step in result["steps"].items()}
-            result["verdict"] = judge(read_arms(found))
+            step_results = {name: step["result"] for name, step in result["steps"].items()}
+            result["verdict"] = judge(read_arms(step_results))
             write_run(Path(results), name, result)
             say(f"{name}: {json.dumps(result['verdict']['holds'])}")
 

@@ -111,13 +111,13 @@ def run_one(output_dir: str, seed: int, rate: float) -> None:
         stages.fit_sft("sft.yaml")
         stages.label_preferences()
     train, test = split_pairs(label_by_gold(read_lines(preferences)), seed)
-    drawn = random.Random(f"flips {seed} {rate}").sample(range(TRAIN), round(rate * TRAIN))
+    flipped_places = random.Random(f"flips {seed} {rate}").sample(range(TRAIN), round(rate * TRAIN))
     flipped = torch.zeros(TRAIN, dtype=torch.long)
-    flipped[drawn] = 1
-    given = [swap(pair) if flip else pair for pair, flip in zip(train, flipped, strict=True)]
+    flipped[flipped_places] = 1
+    noisy_pairs = [swap(pair) if flip else pair for pair, flip in zip(train, flipped, strict=True)]
     model = str(root / "sft")
     folder = root / f"flipped_{rate}"
-    pairs = write_json_lines(folder / "pairs.jsonl", given)
+    pairs = write_json_lines(folder / "pairs.jsonl", noisy_pairs)
     strengths = str(folder / "strengths.jsonl")
     result: dict[str, Any] = {"seed": seed, "rate": rate, "accuracy": {}, "gold": {}}
     if rate:  # else there is nothing to find
@@ -125,14 +125,14 @@ def run_one(output_dir: str, seed: int, rate: float) -> None:
             model, [str(pairs)], ["quickstart/reward"], strengths, seed=seed, device="cpu"
         )
         strength = torch.tensor([row["strength"] for row in measured])
-        weakest = strength.argsort()[: len(drawn)]
+        weakest = strength.argsort()[: len(flipped_places)]
         result["auc"] = auc(strength, flipped)
         result["flipped_among_weakest"] = float(flipped[weakest].double().mean())
         result["negative"] = float((strength < 0).double().mean())
     for remedy in ("none", *REMEDIES) if rate else ("none",):
         written = str(folder / f"{remedy}.jsonl")
         options: list[str] = ["--config", "quickstart/reward"]
-        rows = given
+        rows = noisy_pairs
         if remedy in ("flip", "remove", "margin"):
             flip, remove = (rate if remedy == name else 0.0 for name in ("flip", "remove"))
             rows = relabel(strengths, written, flip, remove, margin=remedy == "margin")
@@ -142,7 +142,7 @@ def run_one(output_dir: str, seed: int, rate: float) -> None:
             trained = fit_reward_model(model, rows, options, new, seed)
             result["accuracy"][remedy] = float((score(trained, test) > 0).double().mean())
             if rate and remedy == "none":
-                result["auc_in_sample"] = auc(score(trained, given), flipped)
+                result["auc_in_sample"] = auc(score(trained, noisy_pairs), flipped)
             train_policy(stages, trained, remedy)
         result["gold"][remedy] = measure_gold(stages, remedy)
     result["sft_gold"] = measure_gold(stages, "sft")

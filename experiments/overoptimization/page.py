@@ -335,10 +335,10 @@ def draw_proxy(axis: Axes, proxy: ProxyResults, gold_spread: float) -> None:
             if f"course_{arm}" not in proxy.steps:
                 continue
             points = proxy.steps[f"course_{arm}"]["points"]
-            own = proxy.course(arm, key).mean(1)
+            gains = proxy.course(arm, key).mean(1)
             axis.scatter(
                 [max(point["kl"], 0.0) ** 0.5 for point in points],
-                (own - own[0]) / scale[key],
+                (gains - gains[0]) / scale[key],
                 color=color,
                 marker=marker,
                 s=14,

@@ -142,9 +142,9 @@ class Overoptimization(Preferences):
     def prompts_of(self, part: str) -> list[Any]:
         """The different prompts of a part of the data, in a fixed random order."""
         texts = {json.dumps(row["prompt"]) for s in FILES for row in self.read("data", part, s)}
-        drawn = sorted(texts)
-        random.Random(0).shuffle(drawn)
-        return [json.loads(text) for text in drawn]
+        ordered_texts = sorted(texts)
+        random.Random(0).shuffle(ordered_texts)
+        return [json.loads(text) for text in ordered_texts]
 
     # --- what all seeds share
 
@@ -376,15 +376,15 @@ class Overoptimization(Preferences):
             points = []
             for iteration in sorted({row["iteration"] for row in rows}):
                 places = [n for n, row in enumerate(rows) if row["iteration"] == iteration]
-                own = [rows[n] for n in places]
+                pool_rows = [rows[n] for n in places]
                 points.append(
                     {
                         "iteration": iteration,
-                        "proxy": [round(row["score"], 3) for row in own],
+                        "proxy": [round(row["score"], 3) for row in pool_rows],
                         "truth": [round(float(truths[n]), 3) for n in places],
-                        "kl": float(np.mean([row["kl"] for row in own])),
-                        "length": float(np.mean([row["length"] for row in own])),
-                        "canned": canned_share(own),
+                        "kl": float(np.mean([row["kl"] for row in pool_rows])),
+                        "length": float(np.mean([row["length"] for row in pool_rows])),
+                        "canned": canned_share(pool_rows),
                     }
                 )
             return {"points": points}
@@ -404,14 +404,14 @@ class Overoptimization(Preferences):
             metrics = read_json(self.path("measures", f"{name}.json"))["policies"]
             result = {}
             for policy, arm in policies.items():
-                own = [row for row in rows if Path(row["policy"]).name == policy]
-                truth = self.truth().of_rows(own, samples=END_SAMPLES)
-                firsts = own[::END_SAMPLES]
+                policy_rows = [row for row in rows if Path(row["policy"]).name == policy]
+                truth = self.truth().of_rows(policy_rows, samples=END_SAMPLES)
+                firsts = policy_rows[::END_SAMPLES]
                 shown = random.Random(proxy.seed).sample(range(len(firsts)), SHOWN)
                 result[arm] = {
-                    "proxy": [round(row["scores"][proxy.name], 3) for row in own],
+                    "proxy": [round(row["scores"][proxy.name], 3) for row in policy_rows],
                     "truth": [round(value, 3) for value in truth.ravel().tolist()],
-                    "gold": float(np.mean([row["scores"]["gold"] for row in own])),
+                    "gold": float(np.mean([row["scores"]["gold"] for row in policy_rows])),
                     "kl": metrics[policy]["kl"],
                     "length": metrics[policy]["response_length"],
                     "cut off": metrics[policy]["truncation_rate"],

@@ -129,12 +129,12 @@ class Preferences(Benchmark):
             short = [row for row in rows if is_short(row)]
             write_json_lines(self.path("data", "demonstrations", f"{source}.jsonl"), short)
         pairs = [row for s in FILES for row in read_lines(self.path("data", "test", f"{s}.jsonl"))]
-        drawn = random.Random(0).sample(pairs, self.sizes.prompts)
-        prompts = [{"prompt": row["prompt"]} for row in drawn]
+        sampled_pairs = random.Random(0).sample(pairs, self.sizes.prompts)
+        prompts = [{"prompt": row["prompt"]} for row in sampled_pairs]
         write_json_lines(self.path("data", "test_prompts.jsonl"), prompts)
-        drawn = random.Random(0).sample(pairs, min(JUDGED_PAIRS, len(pairs)))
+        sampled_pairs = random.Random(0).sample(pairs, min(JUDGED_PAIRS, len(pairs)))
         for side in ("chosen", "rejected"):
-            rows = [{"prompt": row["prompt"], "response": row[side]} for row in drawn]
+            rows = [{"prompt": row["prompt"], "response": row[side]} for row in sampled_pairs]
             write_json_lines(self.path("judged", "people", f"{side}.jsonl"), rows)
 
     def part_of(self, name: str) -> str:
@@ -172,16 +172,18 @@ class Preferences(Benchmark):
             drawn = random.Random(seed).sample(places, min(SHOWN, len(places)))
             result: dict[str, Any] = {}
             for name, key in names.items():
-                own = [row for row in rows if Path(row["policy"]).name == name]
-                asked = [{"prompt": row["prompt"], "response": row["response"]} for row in own]
+                policy_rows = [row for row in rows if Path(row["policy"]).name == name]
+                asked = [
+                    {"prompt": row["prompt"], "response": row["response"]} for row in policy_rows
+                ]
                 firsts = asked[::SAMPLES]
                 write_json_lines(self.path("judged", f"policies_{seed}", f"{key}.jsonl"), firsts)
                 texts = [row["response"] for row in firsts if row["response"].strip()]
                 result[key] = {
-                    "proxy": [round(row["scores"]["reward"], 3) for row in own],
-                    "truth": [round(row["scores"]["gold"], 3) for row in own],
-                    "ended": [row["ended"] for row in own],
-                    "lengths": [row["length"] for row in own],
+                    "proxy": [round(row["scores"]["reward"], 3) for row in policy_rows],
+                    "truth": [round(row["scores"]["gold"], 3) for row in policy_rows],
+                    "ended": [row["ended"] for row in policy_rows],
+                    "lengths": [row["length"] for row in policy_rows],
                     "kl": metrics[name]["kl"],
                     "length": metrics[name]["response_length"],
                     "distinct_2": metrics[name]["distinct_2"],
@@ -190,7 +192,8 @@ class Preferences(Benchmark):
                         measure_perplexity(Path(self.gold_base), texts) if texts else None
                     ),
                     "samples": [
-                        [own[n]["prompt"][-1]["content"], own[n]["response"]] for n in drawn
+                        [policy_rows[n]["prompt"][-1]["content"], policy_rows[n]["response"]]
+                        for n in drawn
                     ],
                 }
             return result

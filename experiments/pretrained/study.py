@@ -154,13 +154,13 @@ class Benchmark:
         left = short
         parts = {}
         for name in ("test", "val", "proxy", "gold"):
-            wanted = getattr(sizes, f"{name}_pairs")
-            if wanted > len(left):
+            n_wanted = getattr(sizes, f"{name}_pairs")
+            if n_wanted > len(left):
                 raise ValueError(
                     f"sizes.{name}_pairs: expected at most the {len(left)} pairs that the parts "
-                    f"before it leave of {len(short)}, got {wanted}"
+                    f"before it leave of {len(short)}, got {n_wanted}"
                 )
-            test_fraction = wanted / (len(left) + 1)
+            test_fraction = n_wanted / (len(left) + 1)
             splits = split_records(
                 left, val_fraction=0.0, test_fraction=test_fraction, seed=SPLIT_SEED
             )
@@ -455,12 +455,12 @@ def common_opening(rows: Sequence[dict[str, Any]], policy: str) -> dict[str, Any
 
 def first_responses(rows: list[dict[str, Any]], prompts: int = 4) -> list[dict[str, Any]]:
     """The responses of all policies to the first prompts, unedited."""
-    shown: dict[str, dict[str, Any]] = {}
+    shown_responses: dict[str, dict[str, Any]] = {}
     for row in rows:
         entry = {"prompt": row["prompt"], "responses": {}}
-        entry = shown.setdefault(row["prompt_text"], entry)
+        entry = shown_responses.setdefault(row["prompt_text"], entry)
         entry["responses"][Path(row["policy"]).name] = row["response"]
-    return list(shown.values())[:prompts]
+    return list(shown_responses.values())[:prompts]
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401  # whatever the file holds

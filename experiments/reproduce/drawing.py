@@ -59,12 +59,12 @@ def draw_course(axis: Axes, measure: str, arms: Sequence[Arm], results: Results)
     """Draw a measure of several arms over their iterations."""
     colors = figure_colors(arm.label for arm in arms)
     for arm in arms:
-        found = runs_of(arm, results)
+        runs = runs_of(arm, results)
         # gold is measured on the same held-out prompts in every sample, so it is less noisy there
         kind = "samples" if measure in ("gold", "win") else "curves"
-        courses = [shown_course(run, kind, measure) for run in found]
+        courses = [shown_course(run, kind, measure) for run in runs]
         if courses:
-            steps = found[0][kind]["iteration"]
+            steps = runs[0][kind]["iteration"]
             band(axis, courses, steps, arm.label, colors[arm.label])
     if measure == "gold":
         # the first arm of a figure starts from the SFT policy, others may not
@@ -109,11 +109,11 @@ def draw_accuracy(experiment: Experiment, results: Results) -> Figure:
     figure = Figure(figsize=(10.0, 2.9))
     first, *others = figure.subplots(1, 1 + len(experiment.panels))
     for foundation, color in zip(experiment.foundations, COLORS, strict=False):
-        found = runs_of(foundation, results)
-        if found:
-            courses = [run["curves"]["accuracy"] for run in found]
+        runs = runs_of(foundation, results)
+        if runs:
+            courses = [run["curves"]["accuracy"] for run in runs]
             smooth = [moving_mean(course) for course in courses]
-            band(first, smooth, found[0]["curves"]["step"], foundation.label, color)
+            band(first, smooth, runs[0]["curves"]["step"], foundation.label, color)
     finish_panel(first, "accuracy in training batches")
     first.set_xlabel("step of reward modelling")
     first.legend(fontsize=8)
@@ -136,15 +136,15 @@ def draw_outcomes(experiment: Experiment, results: Results) -> Figure:
     axis = figure.subplots()
     bars = [(arm, kind) for arm in experiment.arms for kind in ("helpful", "harmless")]
     for place, (arm, kind) in enumerate(bars):
-        left = 0.0
-        found = [run["preferences"][kind] for run in runs_of(arm, results)]
-        for outcome, color in OUTCOMES.items() if found else ():
-            share = float(np.mean([run[outcome] for run in found]))
+        start = 0.0
+        counts = [run["preferences"][kind] for run in runs_of(arm, results)]
+        for outcome, color in OUTCOMES.items() if counts else ():
+            share = float(np.mean([run[outcome] for run in counts]))
             label = outcome if place == 0 else None
-            axis.barh(place, share, left=left, color=color, height=0.6, label=label)
+            axis.barh(place, share, left=start, color=color, height=0.6, label=label)
             if share > 0.02:  # else it is narrower than its number
-                axis.text(left + share / 2, place, f"{100 * share:.0f}", ha="center", va="center")
-            left += share
+                axis.text(start + share / 2, place, f"{100 * share:.0f}", ha="center", va="center")
+            start += share
     names = [f"{LANGUAGES[arm.foundation.language]}, {kind}" for arm, kind in bars]
     axis.set_yticks(range(len(bars)), names)
     axis.invert_yaxis()
@@ -157,8 +157,8 @@ def draw_language(experiment: Experiment, results: Results) -> Figure:
     """Perplexity of unseen text before and after PPO, as bars with the range over seeds."""
     figure = Figure(figsize=(5.0, 2.8))
     axis = figure.subplots()
-    before = Value(experiment.arms[0], "text_perplexity.sft")
-    named = {"SFT": before} | {
+    start = Value(experiment.arms[0], "text_perplexity.sft")
+    named = {"SFT": start} | {
         arm.label: Value(arm, "text_perplexity.policy") for arm in experiment.arms
     }
     draw_bars(axis, named, results)

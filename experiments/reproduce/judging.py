@@ -96,12 +96,12 @@ class Value:
         if curve in result.get("curves", {}):
             course = result["curves"][curve]
             return _pick(course, self.at, width=max(1, round(TAIL * len(course))))
-        found: Any = result
+        value: Any = result
         for name in self.measure.split("."):
-            found = found.get(name) if isinstance(found, Mapping) else None
-        if found is None:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is None:
             return ITERATIONS + 1 if self.measure.startswith("first_warning.") else math.nan
-        return float(found)
+        return float(value)
 
 
 def _pick(course: Sequence[float | None], at: At, width: int) -> float:

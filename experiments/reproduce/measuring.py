@@ -109,16 +109,16 @@ def summarize_samples(path: Path, prompts: Sequence[str]) -> dict[str, Any]:
     histograms = []
     start: list[float] | None = None
     for rows in steps.values():
-        asked = [prompts[row["prompt_index"]] for row in rows]
+        asked_prompts = [prompts[row["prompt_index"]] for row in rows]
         responses = [row["response"] for row in rows]
-        gold = gold_reward(asked, responses, [not row["truncated"] for row in rows])
+        gold = gold_reward(asked_prompts, responses, [not row["truncated"] for row in rows])
         start = start or gold
         score = [row["score"] for row in rows]
         outcomes = count_outcomes(gold, start)
         values = {
             "gold": fmean(gold),
             "gold_std": float(np.std(gold)),
-            "well_formed": fmean(well_formed(asked, responses)),
+            "well_formed": fmean(well_formed(asked_prompts, responses)),
             "score": fmean(score),
             "score_skewness": skewness(score),
             "kl": fmean(row["kl"] for row in rows),

@@ -61,10 +61,10 @@ CLAIMS_TEMPLATE = Path(__file__).with_name("results.md.j2")
 
 def read_results(path: Path) -> dict[int, dict[str, Mapping[str, Any]]]:
     """Read the results by seed and by the name of arm or foundation, without trials."""
-    known = arms_by_name().keys() | foundations_by_name().keys()
+    known_names = arms_by_name().keys() | foundations_by_name().keys()
     results: dict[int, dict[str, Mapping[str, Any]]] = {}
     for result in read_runs(path).values():
-        if result["name"] in known and not result["trial"]:
+        if result["name"] in known_names and not result["trial"]:
             results.setdefault(result["seed"], {})[result["name"]] = result
     return dict(sorted(results.items()))
 

@@ -62,16 +62,16 @@ def read_yaml(name: str) -> dict[str, Any]:
     return content
 
 
-def subtract(tree: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def subtract(tree: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """Drop the leaves of `tree` that `other` has too, whatever their values."""
-    left: dict[str, Any] = {}
+    difference: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping) and isinstance(other.get(key), Mapping):
-            if rest := subtract(value, other[key]):
-                left[key] = rest
-        elif key not in other:
-            left[key] = value
-    return left
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
+            if rest := subtract(value, base[key]):
+                difference[key] = rest
+        elif key not in base:
+            difference[key] = value
+    return difference
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class Plan:
 
     def is_finished(self) -> bool:
         """Whether there is a result of these settings."""
-        kept = read_run(self.results, self.name)
-        return kept is not None and bool(kept["key"] == self.key())
+        result = read_run(self.results, self.name)
+        return result is not None and bool(result["key"] == self.key())
 
     def is_ready(self) -> bool:
         """Whether it is finished and, for a foundation, its models are still there."""

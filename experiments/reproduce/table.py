@@ -270,7 +270,9 @@ class Experiment:
     def needed_foundations(self) -> tuple[Foundation, ...]:
         """All foundations, each behind the one that it shares a world with."""
         direct = [*self.foundations, *(arm.foundation for arm in self.arms)]
-        return tuple(dict.fromkeys(part for found in direct for part in (found.base, found)))
+        return tuple(
+            dict.fromkeys(part for foundation in direct for part in (foundation.base, foundation))
+        )
 
     def wall_seconds(self) -> float:
         """Time of all runs of the figure on `CORES` quiet cores, a run on each."""
@@ -444,7 +446,9 @@ def planned_seeds(part: Arm | Foundation) -> tuple[int, ...]:
 
 def foundations_by_name() -> dict[str, Foundation]:
     """Every foundation once, by its name."""
-    needed = [found for figure in EXPERIMENTS.values() for found in figure.needed_foundations()]
+    needed = [
+        foundation for figure in EXPERIMENTS.values() for foundation in figure.needed_foundations()
+    ]
     return {foundation.name: foundation for foundation in needed}
 
 

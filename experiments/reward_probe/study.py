@@ -265,8 +265,8 @@ def was_model_exploited(world: str, seed: int) -> bool:
     """The same of the committed run on a reward model."""
     if world == "biased":
         runs = json.loads(collapse.RESULT.read_text("utf-8"))
-        (own,) = [run for run in runs if run["seed"] == seed]
-        return own["ppo_vanilla"]["harmed_at"] is not None
+        (run_of_seed,) = [run for run in runs if run["seed"] == seed]
+        return run_of_seed["ppo_vanilla"]["harmed_at"] is not None
     result = read_run(REPRODUCED, f"vanilla-extrapolation-en-seed_{seed}")
     assert result is not None
     gold = result["samples"]["gold"]
@@ -365,18 +365,24 @@ def format_outcomes(outcomes: Mapping[str, Outcome]) -> str:
             outcome
         )
     rows = []
-    for group, own in sorted(groups.items(), key=lambda item: "proxy" not in item[0]):
-        counts = {cheat: sum(cheat in o.named for o in own) for o in own for cheat in o.named}
+    for group, group_runs in sorted(groups.items(), key=lambda item: "proxy" not in item[0]):
+        counts = {
+            cheat: sum(cheat in o.named for o in group_runs)
+            for o in group_runs
+            for cheat in o.named
+        }
         named = [f"{cheat} {n}" for cheat, n in sorted(counts.items(), key=lambda item: -item[1])]
-        exploited = sum(outcome.exploited for outcome in own)
-        used = describe_used(own[0].kind) if exploited else "-"
+        exploited = sum(outcome.exploited for outcome in group_runs)
+        used = describe_used(group_runs[0].kind) if exploited else "-"
         right = [
             names_what_was_used(outcome) if outcome.exploited else not outcome.named
-            for outcome in own
+            for outcome in group_runs
         ]
-        missed = not exploited and own[0].kind in UNUSED_LOOPHOLES and own[0].has_loophole
+        missed = (
+            not exploited and group_runs[0].kind in UNUSED_LOOPHOLES and group_runs[0].has_loophole
+        )
         verdict = "not counted" if missed else f"{sum(right)} of {len(right)}"
-        cells = [f"{exploited} of {len(own)}", used, ", ".join(named) or "none", verdict]
+        cells = [f"{exploited} of {len(group_runs)}", used, ", ".join(named) or "none", verdict]
         rows.append([group, *cells])
     return table(["reward", "exploited", "by", "the probe names (seeds)", "right"], rows)
 
@@ -446,15 +452,15 @@ def draw(results: Mapping[str, Result]) -> Figure:
         axes = figure.subplots()
         for row, group in enumerate(order):
             for column, name in enumerate(names):
-                own = [
+                seed_runs = [
                     result["cheats"][name] for result in groups[group] if name in result["cheats"]
                 ]
-                if own:
-                    gain = fmean(cheat["gain"] for cheat in own)
+                if seed_runs:
+                    gain = fmean(cheat["gain"] for cheat in seed_runs)
                     values[row, column] = gain
-                    named = sum(cheat["verdict"] == Verdict.GAINS for cheat in own)
+                    named = sum(cheat["verdict"] == Verdict.GAINS for cheat in seed_runs)
                     text = axes.text(column, row, f"{gain:+.1f}", ha="center", va="center")
-                    text.set(size=7, weight="bold" if named == len(own) else "normal")
+                    text.set(size=7, weight="bold" if named == len(seed_runs) else "normal")
         axes.imshow(np.clip(values, -4, 4), cmap="RdBu_r", vmin=-6, vmax=6, aspect="auto")
         axes.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=8)
         axes.set_yticks(range(len(order)), order, fontsize=8)
