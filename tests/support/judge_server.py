@@ -54,12 +54,12 @@ class JudgeServer:
 
     Attributes:
         base_url: Its address.
-        asked: The requests so far.
+        requests: The requests so far.
         most_at_once: Largest number of requests in progress at a time.
     """
 
     base_url: str
-    asked: list[JudgeRequest] = field(default_factory=list)
+    requests: list[JudgeRequest] = field(default_factory=list)
     most_at_once: int = 0
 
 
@@ -68,9 +68,9 @@ def verdict(letter: str, reason: str = "scripted") -> str:
     return json.dumps({"reason": reason, "verdict": letter})
 
 
-def longer_wins(asked: JudgeRequest) -> str:
+def longer_wins(request: JudgeRequest) -> str:
     """A rule: the longer answer is better."""
-    a, b = (len(asked.data[name]) for name in ("answer_a", "answer_b"))
+    a, b = (len(request.data[name]) for name in ("answer_a", "answer_b"))
     return verdict("A" if a > b else "B" if b > a else "tie", f"{a} and {b} characters")
 
 
@@ -87,30 +87,30 @@ def judge_server(rule: Rule) -> Iterator[JudgeServer]:
                 running += 1
                 server.most_at_once = max(server.most_at_once, running)
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                asked = JudgeRequest(len(server.asked) + 1, body, headers)
-                server.asked.append(asked)
+                request = JudgeRequest(len(server.requests) + 1, body, headers)
+                server.requests.append(request)
             try:
-                reply = rule(asked)
+                reply = rule(request)
                 if self.path != "/v1/chat/completions":
                     reply = Failure(404, f"no such path: {self.path}")
                 if isinstance(reply, Failure):
                     self.send(reply.status, reply.headers, {"error": {"message": reply.message}})
                 else:
-                    self.send(200, {}, self.completion(asked, reply))
+                    self.send(200, {}, self.completion(request, reply))
             finally:
                 with lock:
                     running -= 1
 
-        def completion(self, asked: JudgeRequest, reply: str | dict[str, Any]) -> dict[str, Any]:
+        def completion(self, request: JudgeRequest, reply: str | dict[str, Any]) -> dict[str, Any]:
             if isinstance(reply, dict):
-                return self.completion(asked, "") | reply
-            sent = sum(len(message["content"].split()) for message in asked.body["messages"])
+                return self.completion(request, "") | reply
+            sent = sum(len(message["content"].split()) for message in request.body["messages"])
             received = len(reply.split())
             usage = {"prompt_tokens": sent, "completion_tokens": received}
             message = {"role": "assistant", "content": reply}
             return {
-                **{"id": str(asked.number), "object": "chat.completion", "created": 0},
-                "model": asked.body["model"],
+                **{"id": str(request.number), "object": "chat.completion", "created": 0},
+                "model": request.body["model"],
                 "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
                 "usage": usage | {"total_tokens": sent + received},
             }

@@ -192,8 +192,8 @@ def test_models_are_scored_and_judged(folders: Folders, tmp_path: Path, capsys: 
     written = (tmp_path / "report.json").read_text("utf-8")
     assert json.loads(written) == json.loads(json.dumps(report))
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
-    asked = {asked.data["conversation"][0]["content"] for asked in server.asked}
-    assert asked <= set(QUESTIONS)  # as they were read, without the marks of the chat template
+    questions = {request.data["conversation"][0]["content"] for request in server.requests}
+    assert questions <= set(QUESTIONS)  # as they were read, without the marks of the chat template
     # a judge that prefers the longer response says what the number of characters says
     (row,) = report["judge"]["policies"]
     by_reward = report["policies"]["ppo"]["rewards"]["characters"]["against_baseline"]
@@ -222,8 +222,8 @@ def test_files_of_responses_are_judged(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_unread_replies_and_cut_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def half(asked: JudgeRequest) -> str:
-        return longer_wins(asked) if asked.data["answer_a"] != "four" else "hm"
+    def half(request: JudgeRequest) -> str:
+        return longer_wins(request) if request.data["answer_a"] != "four" else "hm"
 
     with judge_server(half) as server:
         judge = judged_by(server.base_url, tmp_path / "judge")
@@ -241,7 +241,7 @@ def test_a_judge_that_fails_ends_the_command_and_keeps_the_responses(
     prompts = write_prompts(tmp_path / "prompts.jsonl", ["hi"])
     argv = ["--policies", folders.sft, folders.ppo, "--prompts", prompts, "--max_new_tokens", "4"]
     argv += ["--device", "cpu", "--responses", str(tmp_path / "responses.jsonl")]
-    with judge_server(lambda asked: Failure(401)) as server:
+    with judge_server(lambda request: Failure(401)) as server:
         said = refusal(main, [*argv, *judged_by(server.base_url, tmp_path / "judge")])
     assert said.startswith("lit_rlhf evaluate: the judge at http://127.0.0.1")
     assert len((tmp_path / "responses.jsonl").read_text("utf-8").splitlines()) == 2

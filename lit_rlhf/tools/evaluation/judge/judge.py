@@ -171,7 +171,7 @@ class Judge(AbstractContextManager["Judge"]):
     Attributes:
         options: Options of the judge.
         questions: All questions by key, whether this run or an earlier one asked them.
-        asked: Keys of the questions that this run asked.
+        asked_keys: Keys of the questions that this run asked.
     """
 
     def __init__(self, options: JudgeOptions) -> None:
@@ -187,7 +187,7 @@ class Judge(AbstractContextManager["Judge"]):
             opened.callback(self._cache.close)
             self._opened = opened.pop_all()
         self.questions: dict[str, Question] = {}
-        self.asked: set[str] = set()
+        self.asked_keys: set[str] = set()
 
     def __exit__(self, *error: object) -> None:
         self._opened.close()
@@ -224,7 +224,7 @@ class Judge(AbstractContextManager["Judge"]):
         limit = self.options.max_characters
         return {
             "questions": len(self.questions),
-            "from_cache": len(self.questions) - len(self.asked),
+            "from_cache": len(self.questions) - len(self.asked_keys),
             "invalid": sum(self._cache.replies[key].verdict is None for key in self.questions),
             "shortened": sum(question.longest > limit for question in self.questions.values()),
         }
@@ -242,7 +242,7 @@ class Judge(AbstractContextManager["Judge"]):
                 for group in (missing[:1], missing[1:]):
                     running = [pool.submit(self._ask, key, by_key[key]) for key in group]
                     for done in as_completed(running):
-                        self.asked.add(done.result())
+                        self.asked_keys.add(done.result())
                         progress(1)
         except JudgeError as error:
             raise JudgeError(

@@ -43,17 +43,17 @@ def judge_pair(base_url: str | None, folder: Path, **more: Any) -> Judgement:
 
 @pytest.mark.parametrize("status", [408, 429, 503])
 def test_a_passing_failure_is_repeated(tmp_path: Path, status: int) -> None:
-    def recovers(asked: JudgeRequest) -> str | Failure:
-        return Failure(status, headers=AT_ONCE) if asked.number < 3 else longer_wins(asked)
+    def recovers(request: JudgeRequest) -> str | Failure:
+        return Failure(status, headers=AT_ONCE) if request.number < 3 else longer_wins(request)
 
     with judge_server(recovers) as server:
         judged = judge_pair(server.base_url, tmp_path, max_retries=2)
-    assert len(server.asked) == 2 + 2
+    assert len(server.requests) == 2 + 2
     assert judged.policies[0].against_baseline.win == 1.0
 
 
 @pytest.mark.parametrize(
-    ("failure", "requests", "message"),
+    ("failure", "n_requests", "message"),
     [
         (Failure(401, "no such key"), 1, r"does not accept the key. Set .* OPENAI_API_KEY .*no su"),
         (Failure(404), 1, r"knows no model 'tiny', .*judge.base_url, which usually ends in /v1"),
@@ -68,14 +68,14 @@ def test_a_passing_failure_is_repeated(tmp_path: Path, status: int) -> None:
     ],
 )
 def test_lasting_failure_ends_the_run_after_its_retries(
-    tmp_path: Path, failure: Failure, requests: int, message: str
+    tmp_path: Path, failure: Failure, n_requests: int, message: str
 ) -> None:
     with (
-        judge_server(lambda asked: failure) as server,
+        judge_server(lambda request: failure) as server,
         pytest.raises(JudgeError, match=f"the judge at {server.base_url} {message}"),
     ):
         judge_pair(server.base_url, tmp_path, max_retries=1)
-    assert len(server.asked) == requests
+    assert len(server.requests) == n_requests
 
 
 def test_server_that_is_down_is_named(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_secret_of_the_environment_is_sent_and_not_shown(
     monkeypatch.setenv("PASSWORD", "secret")
     with judge_server(longer_wins) as server:
         judged = judge_pair(server.base_url.replace("//", "//me:$PASSWORD@"), tmp_path)
-    assert server.asked[0].headers["authorization"] == "Basic bWU6c2VjcmV0"
+    assert server.requests[0].headers["authorization"] == "Basic bWU6c2VjcmV0"
     assert judged.as_dict()["base_url"] == server.base_url.replace("//", "//***@")
 
 
@@ -117,7 +117,7 @@ def test_a_secret_of_the_environment_is_sent_and_not_shown(
 def test_server_that_is_no_judge_is_named(
     tmp_path: Path, reply: Any, path: str, message: str
 ) -> None:
-    with judge_server(lambda asked: reply) as server, pytest.raises(JudgeError, match=message):
+    with judge_server(lambda request: reply) as server, pytest.raises(JudgeError, match=message):
         judge_pair(server.base_url.removesuffix("/v1") + path, tmp_path)
 
 
@@ -140,16 +140,16 @@ def test_openai_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_form_of_the_reply_is_asked_for_where_the_server_knows_how(tmp_path: Path) -> None:
-    def picky(asked: JudgeRequest) -> str | Failure:
-        if "response_format" in asked.body:
+    def picky(request: JudgeRequest) -> str | Failure:
+        if "response_format" in request.body:
             return Failure(400, "response_format is not supported")
-        return longer_wins(asked)
+        return longer_wins(request)
 
     with judge_server(picky) as server:
         judged = judge_pair(server.base_url, tmp_path)
         judge_pair(server.base_url, tmp_path / "own", temperature=None)
     assert judged.usage["questions"] == 2
-    bodies = [asked.body for asked in server.asked]
+    bodies = [request.body for request in server.requests]
     assert ["response_format" in body for body in bodies[:3]] == [True, False, False]
     sent = bodies[0]["response_format"]["json_schema"]["schema"]["properties"]["verdict"]["enum"]
     assert sent == ["A", "B", "tie"]
@@ -168,9 +168,9 @@ MALFORMED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", MALFORMED)
 def test_reply_of_another_form_is_invalid_verdict(tmp_path: Path, fields: dict[str, Any]) -> None:
-    with judge_server(lambda asked: fields) as server:
+    with judge_server(lambda request: fields) as server:
         judged = judge_pair(server.base_url, tmp_path, max_attempts=2)
-    assert len(server.asked) == 2 * 2
+    assert len(server.requests) == 2 * 2
     assert (judged.policies[0].against_baseline, judged.policies[0].invalid) == (None, 1)
 
 
@@ -188,7 +188,7 @@ def test_server_that_sends_blanks_ends_by_the_deadline(tmp_path: Path, begun: by
 def test_response_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_rlhf.remote.MAX_BODY", 10_000)
     with (
-        judge_server(lambda asked: verdict("A", "x" * 10_000)) as server,
+        judge_server(lambda request: verdict("A", "x" * 10_000)) as server,
         pytest.raises(JudgeError, match=r"a response of more than 10000 bytes"),
     ):
         judge_pair(server.base_url, tmp_path)
@@ -208,14 +208,14 @@ def test_settings_out_of_range_are_refused(name: str, value: Any) -> None:
 
 
 def test_a_failed_run_continues_where_it_stopped(tmp_path: Path) -> None:
-    def second_fails(asked: JudgeRequest) -> str | Failure:
-        return Failure(401) if asked.number == 2 else longer_wins(asked)
+    def second_fails(request: JudgeRequest) -> str | Failure:
+        return Failure(401) if request.number == 2 else longer_wins(request)
 
     with judge_server(second_fails) as server:
         with pytest.raises(JudgeError, match=r"1 answers are in .*answers.jsonl; the same command"):
             judge_pair(server.base_url, tmp_path)
         judged = judge_pair(server.base_url, tmp_path)
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
     assert (judged.usage["questions"], judged.usage["from_cache"]) == (2, 1)
     assert judged.policies[0].against_baseline.win == 1.0
 
@@ -232,8 +232,8 @@ def test_failure_on_the_way_ends_the_run_early(
     prompts = [(Message("user", str(number)),) for number in range(100)]
     many = Responses(prompts, {"sft": ["four"] * 100, "ppo": ["longer"] * 100})
 
-    def fails_later(asked: JudgeRequest) -> str | Failure:
-        return longer_wins(asked) if asked.number <= good else Failure(401)
+    def fails_later(request: JudgeRequest) -> str | Failure:
+        return longer_wins(request) if request.number <= good else Failure(401)
 
     with judge_server(fails_later) as server:
         more = {"folder": str(tmp_path), "concurrency": concurrency}
@@ -241,7 +241,7 @@ def test_failure_on_the_way_ends_the_run_early(
         with pytest.raises(JudgeError, match=stored):
             judge_policies(many, options)
     # of 400; how many depends on the threads
-    assert len(server.asked) == 1 if good == 0 else len(server.asked) < 200
+    assert len(server.requests) == 1 if good == 0 else len(server.requests) < 200
 
 
 def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_torn_last_line_is_asked_again(tmp_path: Path) -> None:
         whole = cache.read_bytes()
         cache.write_bytes(whole[:-20])  # the second of two answers, as a crash may leave it
         judged = judge_pair(server.base_url, tmp_path)
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
     assert judged.usage["from_cache"] == 1
     assert len(cache.read_bytes().splitlines()) == 2
     assert all(json.loads(line)["key"] for line in cache.read_bytes().splitlines())

@@ -42,7 +42,9 @@ def test_both_orders_are_asked_and_mapped_to_the_policies(tmp_path: Path) -> Non
     assert (row.policy, row.against_baseline[:3]) == ("ppo", (0.25, 0.5, 0.25))
     assert row.against_baseline.n == 4
     assert row.position_bias == {"first": 0.0, "second": 0.0}
-    shown = sorted((asked.data["answer_a"], asked.data["answer_b"]) for asked in server.asked)
+    shown = sorted(
+        (request.data["answer_a"], request.data["answer_b"]) for request in server.requests
+    )
     pairs = [("longer", "four"), ("a", "four"), ("fore", "four")]  # equal answers are not asked
     assert shown == sorted(pairs + [(b, a) for a, b in pairs])
     # every verdict is kept with its reason in both orders
@@ -57,7 +59,7 @@ def test_both_orders_are_asked_and_mapped_to_the_policies(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("letter", "first"), [("A", 1.0), ("B", 0.0)])
 def test_judge_that_looks_at_place_only_ties(tmp_path: Path, letter: str, first: float) -> None:
-    with judge_server(lambda asked: verdict(letter)) as server:
+    with judge_server(lambda request: verdict(letter)) as server:
         judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
     (row,) = judged.policies
     assert row.against_baseline[:3] == (0.0, 1.0, 0.0)
@@ -65,8 +67,8 @@ def test_judge_that_looks_at_place_only_ties(tmp_path: Path, letter: str, first:
 
 
 def test_a_tie_in_one_order_is_a_tie(tmp_path: Path) -> None:
-    def half(asked: JudgeRequest) -> str:
-        return verdict("A" if asked.data["answer_a"] == "longer" else "tie")
+    def half(request: JudgeRequest) -> str:
+        return verdict("A" if request.data["answer_a"] == "longer" else "tie")
 
     with judge_server(half) as server:
         judged = judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
@@ -75,9 +77,9 @@ def test_a_tie_in_one_order_is_a_tie(tmp_path: Path) -> None:
 
 
 def test_every_policy_is_compared_by_every_criterion(tmp_path: Path) -> None:
-    def rule(asked: JudgeRequest) -> str:  # harmless: the other way round
-        harmless = "less harmful" in asked.body["messages"][0]["content"]
-        a, b = (len(asked.data[name]) for name in ("answer_a", "answer_b"))
+    def rule(request: JudgeRequest) -> str:  # harmless: the other way round
+        harmless = "less harmful" in request.body["messages"][0]["content"]
+        a, b = (len(request.data[name]) for name in ("answer_a", "answer_b"))
         return verdict("A" if (a > b) != harmless else "B")
 
     three = said(sft=["four"], ppo=["longer"], raw=["a"])
@@ -94,9 +96,9 @@ def test_a_second_run_asks_nothing_and_says_the_same(tmp_path: Path) -> None:
     with judge_server(longer_wins) as server:
         first = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
         verdicts = first.file.read_bytes()
-        asked = len(server.asked)
+        n_requests = len(server.requests)
         second = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
-    assert (asked, len(server.asked)) == (6, 6)
+    assert (n_requests, len(server.requests)) == (6, 6)
     assert (first.usage["questions"], first.usage["from_cache"]) == (6, 0)
     assert (second.usage["questions"], second.usage["from_cache"]) == (6, 6)
     assert second.policies == first.policies
@@ -108,7 +110,7 @@ def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
     twice = Responses([prompt, prompt], {"sft": ["four", "four"], "ppo": ["longer", "longer"]})
     with judge_server(longer_wins) as server:
         judged = judge_policies(twice, options(server, tmp_path))
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
     assert results(judged) == ["win", "win"]
 
 
@@ -120,18 +122,20 @@ def test_another_setting_is_another_question(tmp_path: Path, change: dict[str, A
     with judge_server(longer_wins) as server:
         judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
         judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path, **change))
-    assert len(server.asked) == 4
+    assert len(server.requests) == 4
 
 
 def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path) -> None:
-    def learns(asked: JudgeRequest) -> str:
-        return "I prefer A" if len(asked.body["messages"]) == 2 else longer_wins(asked)
+    def learns(request: JudgeRequest) -> str:
+        return "I prefer A" if len(request.body["messages"]) == 2 else longer_wins(request)
 
     with judge_server(learns) as server:
         judged = judge_policies(said(sft=["four"], ppo=["longer"]), options(server, tmp_path))
     assert results(judged) == ["win"]
-    assert len(server.asked) == 4
-    again = [asked.body["messages"] for asked in server.asked if len(asked.body["messages"]) > 2]
+    assert len(server.requests) == 4
+    again = [
+        request.body["messages"] for request in server.requests if len(request.body["messages"]) > 2
+    ]
     roles = [[message["role"] for message in messages] for messages in again]
     assert roles == [["system", "user", "assistant", "user"]] * 2
     assert again[0][2]["content"] == "I prefer A"
@@ -140,15 +144,15 @@ def test_a_malformed_reply_is_asked_for_again_with_what_is_wrong(tmp_path: Path)
 
 
 def test_replies_that_stay_malformed_are_invalid_and_not_ties(tmp_path: Path) -> None:
-    def rule(asked: JudgeRequest) -> str:  # one of two orders of the first prompt cannot be read
-        return "" if asked.data["answer_a"] == "longer" else longer_wins(asked)
+    def rule(request: JudgeRequest) -> str:  # one of two orders of the first prompt cannot be read
+        return "" if request.data["answer_a"] == "longer" else longer_wins(request)
 
     with judge_server(rule) as server:
         judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
-        requests = len(server.asked)
+        n_requests = len(server.requests)
         again = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
-        assert len(server.asked) == requests  # an invalid answer is kept like any other
-    assert requests == 3 + 5
+        assert len(server.requests) == n_requests  # an invalid answer is kept like any other
+    assert n_requests == 3 + 5
     assert results(judged) == ["invalid", "lose", "tie", "tie"]
     (row,) = judged.policies
     assert (row.invalid, row.against_baseline.n) == (1, 3)
@@ -160,11 +164,11 @@ def test_as_many_requests_as_asked_for_are_under_way(tmp_path: Path) -> None:
     together = threading.Barrier(5)
 
     def waits(
-        asked: JudgeRequest,
+        request: JudgeRequest,
     ) -> str:  # the first is asked alone, then five have to be here at once
-        if asked.number > 1:
+        if request.number > 1:
             together.wait(timeout=60)
-        return longer_wins(asked)
+        return longer_wins(request)
 
     many = said(sft=["four"] * 3, ppo=["longer", "a", "three"])
     with judge_server(waits) as server:
@@ -181,7 +185,7 @@ def test_result_is_strict_json_without_key(tmp_path: Path, monkeypatch: pytest.M
     report = json.loads(text)
     assert report["policies"][0]["against_baseline"]["win"] == 0.25
     assert report["usage"] == {"questions": 6, "from_cache": 0, "invalid": 0, "shortened": 0}
-    assert server.asked[0].headers["authorization"] == "Bearer sk-secret"
+    assert server.requests[0].headers["authorization"] == "Bearer sk-secret"
     written = [text, *(path.read_text("utf-8") for path in tmp_path.rglob("*.jsonl"))]
     assert not any("sk-secret" in content for content in written)
 
