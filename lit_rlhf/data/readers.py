@@ -11,11 +11,15 @@ import csv
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from glob import escape
 from io import BufferedIOBase
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # in its docs
 
 from lit_rlhf.data.records import Location, RecordError, Row
@@ -48,8 +52,14 @@ def read_file(path: str, source: str = "") -> Iterator[Row | RecordError]:
     lower = path.lower()
     try:
         if lower.endswith(TABLE_SUFFIXES):
+            if twice := _find_twice(_read_column_names(path)):
+                raise RecordError(Location(path), "a column twice", detail=repr(twice))
+            # `datasets` takes a path for a pattern: `pairs[1].parquet` would be `pairs1.parquet`
             rows = datasets.load_dataset(
-                lower.rpartition(".")[2], data_files=[path], split="train", streaming=True
+                lower.rpartition(".")[2],
+                data_files=[escape(str(Path(path).absolute()))],
+                split="train",
+                streaming=True,
             )
             yield from number_rows(rows, path, source)
             return
@@ -99,6 +109,9 @@ def load_dataset(
         raise RecordError(Location(path), reason, detail=str(error).partition(":")[0]) from error
     if not Path(path).is_dir() and (problem := find_hub_problem(path, "README.md", "dataset")):
         raise RecordError(Location(path), "no such file or folder", detail=problem)
+    place = str(Path(path).resolve())
+    if Path(path).is_dir() and escape(place) != place:  # other folders would be read
+        raise RecordError(Location(path), "a folder with *, ? or [ in its path; rename it")
     try:
         return datasets.load_dataset(path, name=subset, data_dir=data_dir, split=split)
     except Exception as error:  # hub, network and builder errors have no common class
@@ -123,6 +136,20 @@ def number_rows(rows: Iterable[Any], path: str, source: str = "") -> Iterator[Ro
             yield Row(fields, location, source)
         else:
             yield RecordError(location, "not a row of fields", detail=f"a {type(fields).__name__}")
+
+
+def _read_column_names(path: str) -> list[str]:
+    """The names of the columns of a Parquet or Arrow file."""
+    names: list[str]
+    if path.lower().endswith(".parquet"):
+        names = pq.read_schema(path).names
+        return names
+    with pa.memory_map(path) as file:
+        try:
+            names = pa.ipc.open_stream(file).schema.names
+        except pa.ArrowInvalid:  # Arrow has two formats of files
+            names = pa.ipc.open_file(file).schema.names
+    return names
 
 
 def _decode(line: bytes, location: Location) -> str:
@@ -160,16 +187,17 @@ def _read_csv(file: BufferedIOBase, path: str, source: str) -> Iterator[Row | Re
     lines = (_decode(line, Location(path, number)) for number, line in enumerate(file, start=1))
     header = next(lines, "")
     separator = max(",\t;", key=header.count)
-    names = next(csv.reader([header], delimiter=separator), [])
-    # spreadsheets write several columns without a name
-    if twice := _find_twice(filter(None, names)):
-        raise RecordError(Location(path, 1), "a column twice", detail=repr(twice))
-    reader = csv.reader(lines, delimiter=separator, strict=True)
-    first = 2  # the first line of a row, which may have several
+    reader = csv.reader(chain([header], lines), delimiter=separator, strict=True)
+    first = 1  # the first line of a row, which may have several
     try:
+        names = next(reader, [])
+        # spreadsheets write several columns without a name
+        if twice := _find_twice(filter(None, names)):
+            raise RecordError(Location(path, 1), "a column twice", detail=repr(twice))
+        first = reader.line_num + 1
         for cells in reader:
             location = Location(path, first)
-            first = reader.line_num + 2
+            first = reader.line_num + 1
             if len(cells) not in (0, len(names)):
                 detail = f"{len(cells)} cells under {len(names)} column names"
                 yield RecordError(location, "another number of cells than columns", detail=detail)

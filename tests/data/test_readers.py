@@ -237,6 +237,46 @@ def test_names_that_are_given_twice_are_refused(
         read("prompt", str(tmp_path / name))
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_columns_of_a_binary_table_that_are_given_twice_are_refused(
+    tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    table = pa.table([["q"], ["r"]], names=["prompt", "prompt"])
+    if name.endswith("parquet"):
+        pq.write_table(table, tmp_path / name)
+    else:
+        with pa.ipc.new_file(tmp_path / name, table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(data.RecordError, match=f"{name}: a column twice .'prompt'"):
+        read("prompt", str(tmp_path / name))
+    assert capfd.readouterr().err == ""
+
+
+def test_name_of_a_table_is_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, prompt in (("a[1].parquet", "q"), ("a1.parquet", "r"), ("a*.parquet", "q")):
+        pq.write_table(pa.Table.from_pylist([{"prompt": prompt}]), tmp_path / name)
+    for path in ("a[1].parquet", "a*.parquet"):
+        records = read("prompt", str(tmp_path / path))
+        assert [record.prompt for record in records] == [(ASK,)]
+    for folder in ("d[1]", "d1"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a1.parquet").write_bytes((tmp_path / "a1.parquet").read_bytes())
+    with pytest.raises(data.RecordError, match=r"d\[1\]: a folder with \*, \? or \[ in its path"):
+        read("prompt", str(tmp_path / "d[1]"))
+    monkeypatch.chdir(tmp_path / "d[1]")
+    assert [record.prompt for record in read("prompt", "a1.parquet")] == [(ASK_MORE,)]
+
+
+def test_header_of_a_table_may_have_several_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('"id\nof it","prompt"\n1,q\n\n2,r,3\n')
+    (record,) = read_good("prompt", str(path)).records
+    assert record.location.line == 3
+    path.write_text("prompt,id\rq,1\rr,2")
+    with pytest.raises(data.RecordError, match=r"a\.csv:1: broken CSV .*new-line"):
+        read("prompt", str(path))
+
+
 def test_columns_without_a_name_may_be_several(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("prompt,,\nq,,")
     assert [record.prompt for record in read("prompt", str(tmp_path / "a.csv"))] == [(ASK,)]
