@@ -130,6 +130,7 @@ class DialogueEncoder:
         self._set_eos_token(self._find_turn_end() if eos_token is None else eos_token)
         self.eos_token = str(tokenizer.eos_token)
         self.eos_token_id = int(tokenizer.eos_token_id)
+        self._check_template()
         self.contract = self._make_contract()
         self._control = find_control_text(tokenizer, self.render_prompt)
         self.control_text = self._control.text
@@ -291,6 +292,26 @@ class DialogueEncoder:
         tokens = added.union(self.tokenizer.all_special_tokens)
         match = match_any({token for token in tokens if token.strip()}).search(behind)
         return match[0] if match else str(self.tokenizer.eos_token)
+
+    def _check_template(self) -> None:
+        """Refuse a template that leaves out what is asked or answered: nothing could be learned."""
+        question = Message("user", "first question")
+        answer = Message("assistant", "first answer")
+        prompt = self.render_prompt([question])
+        dialogue = self._render([question, answer], add_generation_prompt=False)
+        other_prompt = self.render_prompt([Message("user", "second question")])
+        other_dialogue = self._render(
+            [question, Message("assistant", "second answer")], add_generation_prompt=False
+        )
+        for part, text, other in (
+            ("user", prompt, other_prompt),
+            ("assistant", dialogue, other_dialogue),
+        ):
+            if text == other:
+                raise ValueError(
+                    f"chat_template: expected one that writes what the {part} says, got one that "
+                    f"renders different turns of the {part} as the same text, {text!r:.200}"
+                )
 
     def _set_eos_token(self, token: str) -> None:
         previous_token = str(self.tokenizer.eos_token)

@@ -145,6 +145,23 @@ def test_plain_text_becomes_blocks(tokenizer: Tokenizer) -> None:
     assert len(encoder(tokenizer, "hh", n).encode_text("Paris")) == 1
 
 
+@pytest.mark.parametrize(
+    ("template", "role"),
+    [
+        ("{% for m in messages %}hello{% endfor %}", "user"),
+        ("{{ messages[0]['content'] }}", "assistant"),
+    ],
+)
+def test_template_has_to_write_what_is_said(tokenizer: Tokenizer, template: str, role: str) -> None:
+    tokenizer.chat_template = template
+    with pytest.raises(
+        ValueError, match=f"chat_template: .* what the {role} says, got .*'(hello|f)"
+    ):
+        DialogueEncoder(tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] | upper }}{% endfor %}"
+    DialogueEncoder(tokenizer)
+
+
 def test_template_has_to_continue_its_prompt(tokenizer: Tokenizer) -> None:
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
