@@ -1,6 +1,8 @@
 """Models from weights at hand, from a folder of adapters, and with their adapters merged in."""
 
 import json
+import textwrap
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -121,8 +123,24 @@ def load_adapter_folder(
             f"path: expected names of modules in {Path(path) / ADAPTER_CONFIG}, got a regular "
             "expression that takes very long"
         ) from error
-    with ignore_peft_warning():
-        return PeftModel.from_pretrained(unwrap_model(model), str(path))
+    inner = unwrap_model(model)
+    try:
+        with ignore_peft_warning():
+            warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below
+            # memory is used when the weights arrive: the configuration may have any rank
+            adapted = PeftModel.from_pretrained(inner, str(path), low_cpu_mem_usage=True)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"path: expected adapters in {path} that fit {type(inner).__name__} of {source}, got "
+            f"{textwrap.shorten(str(error), 1000)}"
+        ) from error
+    missing = [name for name, weight in adapted.named_parameters() if weight.is_meta]
+    if missing:
+        raise ValueError(
+            f"path: expected the weights of all adapters that {ADAPTER_CONFIG} names in {file}, "
+            f"got none of {len(missing)}, the first {missing[0]}"
+        )
+    return adapted
 
 
 def _count_trained_heads(file: Path) -> int | None:

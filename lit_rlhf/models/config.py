@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
+from lit_callbacks.files import RepeatedKeyError, parse_json
 from lit_rlhf.checks import check_choice, check_count, check_number, check_positive
 from lit_rlhf.choices import DType as DType
 from lit_rlhf.files import PARTIAL, read_text
@@ -177,7 +178,9 @@ def read_config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:
     if not options.trust_remote_code:
         file = cached_file(str(path), "config.json", _raise_exceptions_for_missing_entries=False)
         if file is not None:
-            _try_config(Path(file), Path(file).read_bytes())
+            content = Path(file).read_bytes()
+            _check_keys(Path(file), content)
+            _try_config(Path(file), content)
     try:
         return _build_config(path, options.trust_remote_code)
     except (ZeroDivisionError, StrictDataclassError, *WRONG_VALUES) as error:
@@ -186,6 +189,16 @@ def read_config(path: str | Path, options: ModelOptions) -> PreTrainedConfig:
             f"path: expected a config.json that a model can be built from in {path}, got {zero}: "
             f"{textwrap.shorten(str(error), 1000)}"
         ) from error
+
+
+def _check_keys(file: Path, content: bytes) -> None:
+    """Refuse a config.json that gives a key twice: the last would win."""
+    try:
+        parse_json(content)
+    except RepeatedKeyError as error:
+        raise ValueError(f"path: expected each key of {file} once, got {error}") from error
+    except ValueError:
+        return  # what else is wrong is found when it is built
 
 
 def _build_config(path: str | Path, trust_remote_code: bool = False) -> PreTrainedConfig:

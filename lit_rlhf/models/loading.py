@@ -211,7 +211,10 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
         if Path(path).is_dir():
             check_model_folder(Path(path))
             check_text_files(Path(path))
-        raise ValueError(f"path: expected a tokenizer at {path}, got none: {error}") from error
+        kind = type(error).__name__  # the text of a KeyError is the key alone
+        raise ValueError(
+            f"path: expected a tokenizer at {path}, got none: {kind}: {error}"
+        ) from error
     if tokenizer.eos_token is None:
         raise ValueError(f"path: expected a tokenizer with an EOS token, got none at {path}")
     pad_with_special_token(tokenizer)

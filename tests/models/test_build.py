@@ -1,14 +1,21 @@
 """Models around given weights, folders of adapters, and adapters merged in."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lit_rlhf.models import load_causal_lm, load_scalar_model, merge_adapters, save_adapter_folder
-from lit_rlhf.models.build import build_for_saving, load_adapter_folder
+from lit_rlhf.models.build import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    build_for_saving,
+    load_adapter_folder,
+)
 from lit_rlhf.models.config import ModelOptions
 from tests.support.adapters import LORA, logits, perturb_trained_weights
 from tests.support.tiny_models import tiny_tokenizer
@@ -57,3 +64,38 @@ def test_merged_adapters_compute_the_same(
     torch.testing.assert_close(logits(plain), expected, rtol=1e-4, atol=1e-4)
     halved = merge_adapters(loaded, torch.bfloat16).state_dict()
     assert {tensor.dtype for tensor in halved.values()} == {torch.bfloat16}
+
+
+@pytest.fixture
+def adapters(folder: Path, tmp_path: Path) -> Path:
+    """A folder of adapters, with the model below them."""
+    model = perturb_trained_weights(load_causal_lm(folder, LORA))
+    save_adapter_folder(model, tiny_tokenizer(), tmp_path / "adapters")  # type: ignore[arg-type]
+    return tmp_path / "adapters"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"r": 10**4}, "expected adapters in .* that fit LlamaForCausalLM .* size mismatch"),
+        ({"target_modules": "nothing"}, "expected adapters in .* that fit .* nothing not found"),
+    ],
+)
+def test_adapters_that_do_not_fit_are_refused(
+    adapters: Path, folder: Path, change: dict[str, object], message: str
+) -> None:
+    config = json.loads((adapters / ADAPTER_CONFIG).read_text("utf-8"))
+    (adapters / ADAPTER_CONFIG).write_text(json.dumps(config | change), "utf-8")
+    with pytest.raises(ValueError, match=f"^path: {message}") as caught:
+        load_adapter_folder(adapters, ModelOptions(), str(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_adapters_without_their_weights_are_refused(adapters: Path, folder: Path) -> None:
+    weights = load_file(adapters / ADAPTER_WEIGHTS)
+    lost = sorted(weights)[-1]
+    save_file({name: weights[name] for name in weights if name != lost}, adapters / ADAPTER_WEIGHTS)
+    module = lost.removesuffix(".weight")
+    message = f"path: expected the weights of all adapters .* got none of 1, the first {module}"
+    with pytest.raises(ValueError, match=message):
+        load_adapter_folder(adapters, ModelOptions(), str(folder))

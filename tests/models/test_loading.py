@@ -267,6 +267,16 @@ def test_damaged_folder_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
+def test_config_that_gives_a_key_twice_is_refused(causal_folder: Folder, tmp_path: Path) -> None:
+    folder = shutil.copytree(causal_folder("llama"), tmp_path / "m")
+    text = (folder / "config.json").read_text("utf-8").strip().removesuffix("}")
+    (folder / "config.json").write_text(f'{text}, "num_hidden_layers": 1}}', "utf-8")
+    with pytest.raises(
+        ValueError, match=r"each key of .*config.json once, got 'num_hidden_layers'"
+    ):
+        load_causal_lm(folder)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limits")
 @pytest.mark.parametrize("adapters", [False, True])
 def test_regular_expression_of_modules_that_hangs_is_refused(
