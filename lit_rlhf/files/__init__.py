@@ -31,6 +31,7 @@ from lit_rlhf.files.manifest import MANIFEST as MANIFEST
 from lit_rlhf.files.manifest import check_responses as check_responses
 from lit_rlhf.files.manifest import check_weights as check_weights
 from lit_rlhf.files.manifest import code_versions as code_versions
+from lit_rlhf.files.manifest import find_changed_files as find_changed_files
 from lit_rlhf.files.manifest import hash_files as hash_files
 from lit_rlhf.files.manifest import hash_model as hash_model
 from lit_rlhf.files.manifest import listed_files as listed_files

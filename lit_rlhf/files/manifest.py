@@ -6,13 +6,14 @@ A model's card is rendered from its manifest, so that it cannot say what did not
 
 import hashlib
 import json
+import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lit_callbacks.files import parse_json, write_text
@@ -87,12 +88,39 @@ def hash_files(folder: Path) -> dict[str, list[Any]]:
     """
     if folder.is_file():
         return {folder.name: _size_and_hash(folder)}
-    entries: dict[str, list[Any]] = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if name != MANIFEST and (path.is_symlink() or not path.is_dir()):
-            entries[name] = _size_and_hash(path) if path.is_file() else []
-    return entries
+    names = sorted(_list_files(folder), key=PurePosixPath)
+    return {name: _hash_entry(folder / name) for name in names}
+
+
+def find_changed_files(folder: Path) -> Iterator[str]:
+    """Names of the files in a folder that its manifest does not list as they are.
+
+    They come one by one, so that a caller need not walk through all of a large folder, and no file
+    is read that is not listed.
+
+    Args:
+        folder: The folder.
+    """
+    listed = listed_files(folder)
+    for name in _list_files(folder):
+        if name not in listed or listed[name] != _hash_entry(folder / name):
+            yield name
+
+
+def _list_files(folder: Path) -> Iterator[str]:
+    """Names of all files and links in a folder but its manifest, in the order of their folders."""
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        links = [name for name in folders if (Path(place) / name).is_symlink()]
+        for file in sorted(files + links):
+            name = (Path(place) / file).relative_to(folder).as_posix()
+            if name != MANIFEST:
+                yield name
+
+
+def _hash_entry(path: Path) -> list[Any]:
+    """Size and SHA-256 of a file; nothing for a pipe, a broken link and the like."""
+    return _size_and_hash(path) if path.is_file() else []
 
 
 def hash_model(folder: str | Path) -> str | None:

@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -23,9 +24,8 @@ from transformers import (
 from lit_rlhf.files import (
     MANIFEST,
     delete,
+    find_changed_files,
     fsync,
-    hash_files,
-    listed_files,
     move_into_place,
     name_file,
     partial_path,
@@ -403,10 +403,9 @@ def check_replaceable(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise ValueError(f"folder: expected a folder or a free name, got the file {folder}")
-    saved = listed_files(folder)
-    foreign = [name for name, hashed in hash_files(folder).items() if saved.get(name) != hashed]
+    foreign = [*islice(find_changed_files(folder), 3)]
     if foreign:
         raise ValueError(
             f"folder: expected a model folder or a free name, got {folder} with files that no "
-            f"stage or export has saved, or that were changed since ({', '.join(foreign[:3])})"
+            f"stage or export has saved, or that were changed since ({', '.join(foreign)})"
         )

@@ -11,8 +11,10 @@ from lit_rlhf.files import (
     MANIFEST,
     check_weights,
     code_versions,
+    find_changed_files,
     hash_model,
     listed_files,
+    manifest,
     read_manifest,
     write_manifest,
 )
@@ -87,3 +89,16 @@ def test_hash_of_a_model_tells_models_apart(folder: Path, tmp_path: Path) -> Non
 
 def test_versions_name_what_numbers_depend_on() -> None:
     assert {"python", "lit-rlhf", "torch", "lightning", "transformers"} <= code_versions().keys()
+
+
+def test_files_that_are_not_listed_are_found_without_reading_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(find_changed_files(folder)) == []
+    (folder / WEIGHTS).write_text("other")
+    (folder / "critic/link").symlink_to("nowhere")
+    assert list(find_changed_files(folder)) == [WEIGHTS, "critic/link"]
+    (folder / MANIFEST).unlink()
+    monkeypatch.setattr(manifest, "_size_and_hash", None)
+    names = ["config.json", WEIGHTS, "critic/link", "critic/model.safetensors"]
+    assert list(find_changed_files(folder)) == names
