@@ -178,9 +178,46 @@ def split_lines(text: str) -> Iterator[Line]:
         yield Line(number=len(lines) + 1, text=last_line, is_complete=False)
 
 
+class RepeatedKeyError(ValueError):
+    """A JSON object that gives a key twice, of which Python's parser takes the last.
+
+    Attributes:
+        key: The key.
+
+    Args:
+        key: The key.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key!r} twice")
+        self.key = key
+
+
 def parse_json(text: str | bytes) -> Any:  # noqa: ANN401  # JSON types
-    """Parse JSON; whatever Python cannot read, nesting beyond its stack too, is a ValueError."""
+    """Parse JSON; whatever Python cannot read, nesting beyond its stack too, is a ValueError.
+
+    Raises:
+        RepeatedKeyError: If an object gives a key twice.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_make_object)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    repeated = find_repeated(key for key, _ in pairs) if len(content) < len(pairs) else None
+    if repeated is not None:
+        raise RepeatedKeyError(repeated)
+    return content
+
+
+def find_repeated(names: Iterable[str]) -> str | None:
+    """Find the first name that occurs a second time; `None` if there is none."""
+    earlier: set[str] = set()
+    for name in names:
+        if name in earlier:
+            return name
+        earlier.add(name)
+    return None

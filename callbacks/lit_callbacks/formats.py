@@ -20,7 +20,7 @@ from pathlib import Path
 from reprlib import Repr
 from typing import Any, NamedTuple
 
-from lit_callbacks.files import parse_json, split_lines
+from lit_callbacks.files import RepeatedKeyError, find_repeated, parse_json, split_lines
 
 
 class Record(NamedTuple):
@@ -37,6 +37,7 @@ class Record(NamedTuple):
 
 _LONGEST_CELL = 2**31 - 1  # characters; the largest that every platform takes
 _METRICS = "a JSON object of metrics"
+_EACH_ONCE = "each key of a JSON object once"
 _SHORT = Repr()
 _SHORT.maxstring = 80
 _SHORT.maxother = 80
@@ -216,11 +217,15 @@ def _columns(file: LogFile) -> list[str]:
     csv.field_size_limit(_LONGEST_CELL)
     rows = csv.reader(io.StringIO(file.text, newline=""), delimiter=_delimiter(file))
     try:
-        return next((row for row in rows if row), [])
+        columns = next((row for row in rows if row), [])
     except csv.Error as error:
         raise content_error(
             file.path, rows.line_num, expected="the names of columns", got=error
         ) from error
+    # spreadsheets write several columns without a name
+    if twice := find_repeated(filter(None, columns)):
+        raise content_error(file.path, rows.line_num, expected="each column once", got=twice)
+    return columns
 
 
 def _read_download(file: LogFile, rows: Iterator[Record]) -> Iterator[Record]:
@@ -261,6 +266,10 @@ def read_json_lines(file: LogFile) -> Iterator[Record]:
     for line in split_lines(file.text):
         try:
             content = parse_json(line.text)
+        except RepeatedKeyError as error:
+            raise content_error(
+                file.path, line.number, expected=_EACH_ONCE, got=error.key
+            ) from error
         except ValueError as error:
             if not line.is_complete:  # still being written
                 return
@@ -275,6 +284,8 @@ def read_json(file: LogFile) -> Iterator[Record]:
     """An array of JSON objects, or an object with one as `log_history`, as a Trainer writes it."""
     try:
         content = parse_json(file.text)
+    except RepeatedKeyError as error:
+        raise content_error(file.path, 1, expected=_EACH_ONCE, got=error.key) from error
     except ValueError:
         yield from read_json_lines(file)  # many call these `.json`
         return

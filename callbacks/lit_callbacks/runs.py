@@ -283,10 +283,20 @@ class _Log(NamedTuple):
 def find_logs(folder: str | Path) -> list[Path]:
     """Find folders with event files, or else with tables: the folder itself, or all below it."""
     for pattern in (_EVENT_FILES, _TABLE):
-        folders = {path.parent for path in Path(folder).rglob(pattern)}
+        folders = {path.parent for path in find_regular_files(folder, f"**/{pattern}")}
         if folders:
             return [Path(folder)] if Path(folder) in folders else sorted(folders)
     return []
+
+
+def find_regular_files(folder: str | Path, pattern: str) -> list[Path]:
+    """Find files by a pattern, but no pipes and devices: reading them may never end.
+
+    Args:
+        folder: The folder.
+        pattern: A pattern of `Path.glob`, for instance `**/*.csv`.
+    """
+    return sorted(path for path in Path(folder).glob(pattern) if path.is_file())
 
 
 def _read_log(path: Path) -> _Log:
@@ -296,7 +306,7 @@ def _read_log(path: Path) -> _Log:
         names = ", ".join(map(str, folders))
         raise ValueError(f"run: expected the log of one run, got {path} with {names}")
     if folders:
-        if any(folders[0].glob(_EVENT_FILES)):
+        if find_regular_files(folders[0], _EVENT_FILES):
             return _read_event_files(folders[0])
         return _read_records(folders[0] / _TABLE)
     files = [path] if path.is_file() else _find_files(path)
@@ -311,7 +321,7 @@ def _read_log(path: Path) -> _Log:
 def _find_files(folder: Path) -> list[Path]:
     """Find the file of a log in a folder, or all of them where each has one curve."""
     for kind in _KINDS:
-        files = sorted(folder.rglob(kind))
+        files = find_regular_files(folder, f"**/{kind}")
         if not files:
             continue
         if kind == "trainer_state.json":  # of each checkpoint: the last one has all steps
@@ -344,7 +354,7 @@ def _read_event_files(folder: Path) -> _Log:
     scalars: dict[str, list[Point]] = {}
     texts: dict[str, list[LoggedText]] = {}
     logs = []
-    for file in sorted(folder.glob(_EVENT_FILES)):
+    for file in find_regular_files(folder, _EVENT_FILES):
         # 0 keeps all values; by default the accumulator samples long series
         log = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
         log.Reload()
@@ -388,7 +398,7 @@ def _read_records(file: Path) -> _Log:
 
 def _read_texts(path: Path) -> dict[str, list[LoggedText]]:
     """Texts in a file of records by key; none if there is no such file."""
-    if not path.exists():
+    if not path.is_file():
         return {}
     texts: dict[str, list[LoggedText]] = {}
     for line in split_lines(LogFile.read(path).text):

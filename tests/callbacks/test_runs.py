@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -179,3 +180,27 @@ class TestErrors:
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ModuleNotFoundError, match="pip install tensorboard"):
             report(tmp_path, calm)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("a.csv", "step,kl,kl\n1,2,3\n", r"a\.csv:1: expected each column once, got 'kl'"),
+        ("a.jsonl", '{"kl": 1}\n{"kl": 1, "kl": 2}\n', r"a\.jsonl:2: expected each key .* 'kl'"),
+        ("a.json", '[{"kl": 1, "kl": 2}]', r"a\.json:1: expected each key of .* once, got 'kl'"),
+    ],
+)
+def test_names_that_a_log_gives_twice_are_refused(
+    tmp_path: Path, name: str, text: str, problem: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=problem):
+        read_run("run", tmp_path / name)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
+@pytest.mark.parametrize("name", ["metrics.csv", "a.jsonl", "events.out.tfevents.0", "log.jsonl"])
+def test_pipes_in_the_folder_of_a_log_are_not_read(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    (tmp_path / "b.csv").write_text("step,kl\n1,2\n")
+    assert [*read_run("run", tmp_path).curves] == ["kl"]

@@ -32,6 +32,7 @@ from lit_callbacks.runs import Run, name_runs
 from lit_callbacks.verdict import advise
 from lit_callbacks.words import format_number, printable
 
+_PAGE_BEGIN = b"<!doctype html>"
 _SIGNS = {Level.DATA_CHANGED: "◆", Level.HEALTHY: "●", Level.SUSPICIOUS: "▲", Level.COLLAPSED: "■"}
 
 _SHOWN_SIGNS = 2  # in the terminal; the page has them all
@@ -66,7 +67,17 @@ def _write_page(
 ) -> Path:
     if path.is_dir():
         raise ValueError(f"output: expected a file, got the folder {path}")
+    if path.is_file() and not _is_page(path):  # for instance the log itself
+        raise ValueError(
+            f"output: expected a new file or an earlier page, got {path}, which is something else"
+        )
     return write_text(path, _render_runs(runs, keys=keys, groups=groups, refresh=refresh))
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file is an HTML page, or empty."""
+    with path.open("rb") as file:
+        return file.read(len(_PAGE_BEGIN)) in (_PAGE_BEGIN, b"")
 
 
 def _render_runs(

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -15,7 +14,14 @@ from lit_callbacks.formats import read_samples
 from lit_callbacks.gain import Gain, explain_gain
 from lit_callbacks.logs import logged_steps
 from lit_callbacks.names import find_names
-from lit_callbacks.runs import LoggedVerdict, Point, Run, build_spans, read_run
+from lit_callbacks.runs import (
+    LoggedVerdict,
+    Point,
+    Run,
+    build_spans,
+    find_regular_files,
+    read_run,
+)
 from lit_callbacks.watch import Watch
 
 Sample = Mapping[str, Any]
@@ -62,7 +68,7 @@ def read_responses(run: Run) -> dict[str, Any] | None:
     `ranked` are the best- and the worst-scored responses by title, and `gain` says what the rise of
     the score is made of, or why that is not known.
     """
-    files = sorted(Path(run.folder).rglob("samples.jsonl")) if Path(run.folder).is_dir() else []
+    files = find_regular_files(run.folder, "**/samples.jsonl")
     samples: list[Sample] = [sample for file in files[:1] for sample in read_samples(file)]
     if not samples:
         return None

@@ -144,10 +144,20 @@ def test_table_of_verdicts_without_actions_has_no_column_for_them(tmp_path: Path
     assert page.root.one(css="sentence").text == "several signs (step 1)"
 
 
+def test_page_replaces_no_other_file(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.csv"
+    log.write_text("step,toy/a\n1,2\n")
+    with pytest.raises(ValueError, match=r"output: expected a new file or an earlier page, got .*"):
+        write_report([str(log)], log)
+    assert log.read_text() == "step,toy/a\n1,2\n"
+    (tmp_path / "empty").touch()  # as mktemp makes it
+    write_report([str(log)], tmp_path / "empty")
+
+
 def test_new_page_replaces_old(tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "new" / "report.html"
     write_report([calm], output)
-    output.write_text("old")
+    output.write_text("<!doctype html>old")
 
     def full(descriptor: int) -> None:
         raise OSError("no space left")
@@ -156,7 +166,8 @@ def test_new_page_replaces_old(tmp_path: Path, calm: str, monkeypatch: pytest.Mo
         patches.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="no space left"):
             write_report([calm], output)
-    assert (output.read_text(), list(output.parent.iterdir())) == ("old", [output])
+    old = ("<!doctype html>old", [output])
+    assert (output.read_text(), list(output.parent.iterdir())) == old
     assert write_report([calm], output).read_text().startswith("<!doctype html>")
     assert list(output.parent.iterdir()) == [output]
 
