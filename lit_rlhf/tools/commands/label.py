@@ -90,6 +90,7 @@ def label(options: LabelOptions) -> None:
     except ImportError as error:
         raise ImportError(_INSTALL) from error
     from lit_rlhf.tools.labelling import (
+        BODY_SECONDS,
         LabelStore,
         Schedule,
         ScheduleOptions,
@@ -137,7 +138,7 @@ def label(options: LabelOptions) -> None:
                 ws="none",
                 proxy_headers=False,
                 server_header=False,
-                timeout_graceful_shutdown=5,
+                timeout_graceful_shutdown=int(BODY_SECONDS) + 2,
             )
         )
         try:

@@ -5,6 +5,7 @@
 """
 
 from lit_rlhf.tools.labelling.comparisons import pair_responses as pair_responses
+from lit_rlhf.tools.labelling.page import BODY_SECONDS as BODY_SECONDS
 from lit_rlhf.tools.labelling.page import PageOptions as PageOptions
 from lit_rlhf.tools.labelling.page import build_app as build_app
 from lit_rlhf.tools.labelling.schedule import Schedule as Schedule

@@ -6,6 +6,7 @@ comparison has. Responses are text: everything that a template inserts is escape
 may run no script and load nothing but the page's own.
 """
 
+import asyncio
 import hashlib
 import hmac
 import math
@@ -37,6 +38,8 @@ from lit_rlhf.tools.labelling.words import OTHER_LANGUAGE, WORDS, Language, pref
 
 MAX_BODY = 64 * 1024
 """Longest form in bytes."""
+BODY_SECONDS = 5.0
+"""Longest time in which a form arrives. The end of the page waits for it."""
 MAX_REMARK = 2000
 """Longest remark in characters."""
 MAX_NAME = 64
@@ -385,7 +388,7 @@ def build_app(schedule: Schedule, options: PageOptions) -> ASGIApp:
 
 
 class _Guard:
-    """Refuses foreign hosts and long bodies before anything else, and adds the headers.
+    """Refuses foreign hosts and long or slow bodies before anything else, and adds the headers.
 
     Args:
         app: The application.
@@ -414,7 +417,12 @@ class _Guard:
         if self._hosts and host not in self._hosts:
             await Response("unknown host", 421)(scope, receive, send_with_headers)
             return
-        body = await _read_body(receive, headers.get(b"content-length", b"0"))
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await _read_body(receive, headers.get(b"content-length", b"0"))
+        except TimeoutError:
+            await Response("too slow", 408)(scope, receive, send_with_headers)
+            return
         if body is None:
             await Response("too long", 413)(scope, receive, send_with_headers)
             return

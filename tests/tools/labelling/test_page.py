@@ -13,6 +13,7 @@ import pytest
 
 from lit_rlhf.data import Message
 from lit_rlhf.tools.evaluation.labels import read_labels
+from lit_rlhf.tools.labelling import page as page_module
 from lit_rlhf.tools.labelling.page import (
     MAX_BODY,
     MAX_REMARK,
@@ -428,3 +429,15 @@ def test_names_that_cannot_be_are_asked_again(served: Served) -> None:
         assert ENGLISH["name_error"] in answer.text
     body = urlencode({"form_token": page.form_token("name"), "name": "  Ann  "}).encode()
     assert "Not Ann?" in browser.request("POST", "/name", body).text
+
+
+def test_body_that_does_not_arrive_is_not_waited_for(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_module, "BODY_SECONDS", 0.01)
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+    connection.putrequest("POST", "/label")
+    connection.putheader("Content-Length", "100")
+    connection.endheaders(b"a")
+    assert connection.getresponse().status == 408
+    connection.close()
