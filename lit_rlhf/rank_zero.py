@@ -14,5 +14,8 @@ _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 """Environment variables with the rank, in the order in which Lightning looks for them."""
 
 # The functions need a rank. Lightning sets it like this at its import, unless it is there.
-_ranks = (os.environ[name] for name in _RANK_VARIABLES if name in os.environ)
-vars(rank_zero_only).setdefault("rank", int(next(_ranks, 0)))
+_name = next((name for name in _RANK_VARIABLES if name in os.environ), "")
+_rank = os.environ.get(_name, "0")
+if not _rank.isdecimal():
+    raise ValueError(f"{_name}: expected a rank in this environment variable, got {_rank!r}")
+vars(rank_zero_only).setdefault("rank", int(_rank))

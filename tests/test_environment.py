@@ -1,5 +1,6 @@
 """Variables that a command sets before torch loads."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lit_rlhf import rank_zero
 from lit_rlhf.environment import VARIABLES, set_environment
 
 NAMES = [name for variable in VARIABLES for name in (variable.name, *variable.rivals)]
@@ -61,3 +63,9 @@ def test_debug_tells_in_one_line_what_was_set() -> None:
         debug
         == "lit_rlhf: set PYTORCH_ALLOC_CONF=expandable_segments:True THP_MEM_ALLOC_ENABLE=1\n"
     )
+
+
+def test_rank_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(ValueError, match=r"RANK: expected a rank in this .* variable, got 'first'"):
+        importlib.reload(rank_zero)
