@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lit_callbacks.files import parse_json, split_lines
 from lit_callbacks.formats import (
@@ -129,7 +129,7 @@ class Run:
         name: Name of the run.
         folder: Path of its log.
         curves: Metrics by key.
-        verdicts: Verdicts in order of time.
+        verdicts: Verdicts in the order of writing.
         spans: Levels from one change to the next; empty if nothing has judged the run.
         judged_afterwards: Whether the verdicts come from monitors that read the log, and not from a
             detector in the run.
@@ -185,7 +185,6 @@ def read_run(name: str, log: str | Path) -> Run:
     beside = _read_texts(read.folder / RECORDS_FILE)
     texts = {key: read.texts.get(key) or beside.get(key, []) for key in (VERDICT_KEY, HELD_OUT_KEY)}
     verdicts = [parse_verdict(t.time, t.step, t.text) for t in texts[VERDICT_KEY]]
-    verdicts.sort(key=lambda verdict: verdict.time)
     spans = build_spans(log, read.scalars.get(LEVEL_KEY, []), verdicts)
     return Run(
         name=name,
@@ -271,8 +270,8 @@ class _Log(NamedTuple):
 
     Attributes:
         folder: Folder that the log lies in.
-        scalars: Logged values by key, in order of time.
-        texts: Verdicts and other texts by key, in order of time.
+        scalars: Logged values by key, in the order of writing.
+        texts: Verdicts and other texts by key, in the order of writing.
     """
 
     folder: Path
@@ -351,27 +350,103 @@ def _read_event_files(folder: Path) -> _Log:
         raise ModuleNotFoundError(
             "TensorBoard's event files are read with tensorboard: pip install tensorboard"
         ) from error
-    scalars: dict[str, list[Point]] = {}
-    texts: dict[str, list[LoggedText]] = {}
     logs = []
     for file in find_regular_files(folder, _EVENT_FILES):
         # 0 keeps all values; by default the accumulator samples long series
         log = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
         log.Reload()
         if log.Tags()["scalars"] or log.Tags()["tensors"]:
-            logs.append(log)
-    # The order within a file is the order of writing, also if the clock went back meanwhile. Names
-    # of files may have another order than the times of their events.
-    for log in sorted(logs, key=lambda log: float(log.FirstEventTimestamp())):
-        for key in log.Tags()["scalars"]:
-            points = (Point(event.wall_time, event.step, event.value) for event in log.Scalars(key))
+            logs.append(_read_event_file(folder, log))
+    scalars: dict[str, list[Point]] = {}
+    texts: dict[str, list[LoggedText]] = {}
+    for part in _order_event_files(logs):
+        for key, points in part.scalars.items():
             scalars.setdefault(key, []).extend(points)
-        for key in (VERDICT_KEY, HELD_OUT_KEY):
-            tag = f"{key}/text_summary"  # TensorBoard's writers add the suffix to text
-            for event in log.Tensors(tag) if tag in log.Tags()["tensors"] else []:
-                text = event.tensor_proto.string_val[0].decode("utf-8", "replace")
-                texts.setdefault(key, []).append(LoggedText(event.wall_time, event.step, text))
+        for key, written in part.texts.items():
+            texts.setdefault(key, []).extend(written)
     return _Log(folder, scalars, texts)
+
+
+def _read_event_file(folder: Path, log: Any) -> _Log:  # noqa: ANN401  # tensorboard has no types
+    """The content of one file of events, in the order of writing.
+
+    Args:
+        folder: Folder of the file.
+        log: An `EventAccumulator` that has read the file.
+    """
+    scalars = {
+        key: [Point(event.wall_time, event.step, event.value) for event in log.Scalars(key)]
+        for key in log.Tags()["scalars"]
+    }
+    texts = {}
+    for key in (VERDICT_KEY, HELD_OUT_KEY):
+        tag = f"{key}/text_summary"  # TensorBoard's writers add the suffix to text
+        events = log.Tensors(tag) if tag in log.Tags()["tensors"] else []
+        texts[key] = [
+            LoggedText(
+                time=event.wall_time,
+                step=event.step,
+                text=event.tensor_proto.string_val[0].decode("utf-8", "replace"),
+            )
+            for event in events
+        ]
+    return _Log(folder, scalars, texts)
+
+
+def _order_event_files(logs: Sequence[_Log]) -> list[_Log]:
+    """Order the files of a run as they were written, although the clock may have been set back.
+
+    Names of files may have another order than the times of their events, which decide. But a run
+    begins with its lowest step: if older files have only later steps, the clock was set back before
+    they were written. They are put behind the others, at times after theirs.
+
+    Args:
+        logs: The content of each file.
+    """
+    ordered = sorted(logs, key=_start_time)
+    first_steps = [
+        min(
+            # Lightning writes `hp_metric` at step 0 whenever a run starts
+            (p[0].step for key, p in log.scalars.items() if key != "hp_metric"),
+            default=math.inf,
+        )
+        for log in ordered
+    ]
+    n_misdated = first_steps.index(min(first_steps)) if first_steps else 0
+    misdated = ordered[:n_misdated]
+    dated = ordered[n_misdated:]
+    if not misdated:
+        return dated
+    delay = max(_end_time(log) for log in dated) - _start_time(misdated[0])
+    return [*dated, *(_delay(log, delay) for log in misdated)]
+
+
+def _start_time(log: _Log) -> float:
+    """Time of the first value or text of a log, by the order of writing."""
+    times = [points[0].time for points in log.scalars.values() if points]
+    times += [texts[0].time for texts in log.texts.values() if texts]
+    return min(times, default=math.inf)
+
+
+def _end_time(log: _Log) -> float:
+    """Time of the last value or text of a log, by the order of writing."""
+    times = [points[-1].time for points in log.scalars.values() if points]
+    times += [texts[-1].time for texts in log.texts.values() if texts]
+    return max(times, default=-math.inf)
+
+
+def _delay(log: _Log, seconds: float) -> _Log:
+    """A log whose times are later by some seconds."""
+    return log._replace(
+        scalars={
+            key: [point._replace(time=point.time + seconds) for point in points]
+            for key, points in log.scalars.items()
+        },
+        texts={
+            key: [text._replace(time=text.time + seconds) for text in texts]
+            for key, texts in log.texts.items()
+        },
+    )
 
 
 def _read_records(file: Path) -> _Log:
@@ -449,7 +524,8 @@ def build_spans(
         raise ValueError(f"{LEVEL_KEY}: expected -1, 0, 1 or 2, got {unknown[0]} in {folder}")
     # loggers may skip steps, so a verdict may be newer than the last level
     judged = [Point(v.time, v.step, v.level) for v in verdicts if v.level is not None]
-    points = _build_curve(sorted([*levels, *judged], key=lambda point: point.time)).points
+    in_order = [*_never_earlier(levels), *_never_earlier(judged)]
+    points = _build_curve(sorted(in_order, key=lambda point: point.time)).points
     spans: list[Span] = []
     for value, group in groupby(points, key=lambda point: point.value):
         steps = [point.step for point in group]
@@ -457,3 +533,14 @@ def build_spans(
             spans.append(spans.pop()._replace(end=steps[0]))
         spans.append(Span(steps[0], steps[-1], Level(int(value))))
     return spans
+
+
+def _never_earlier(points: Iterable[Point]) -> Iterator[Point]:
+    """Points in the order of writing, none at an earlier time than the one before.
+
+    The clock may have gone back between them.
+    """
+    latest = -math.inf
+    for point in points:
+        latest = max(latest, point.time)
+        yield point._replace(time=latest)

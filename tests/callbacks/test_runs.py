@@ -37,9 +37,33 @@ class TestReading:
         with SummaryWriter(str(tmp_path)) as writer:
             for step, time in ((1, 86_400.0), (2, 86_401.0), (3, 2.0), (4, 3.0)):
                 writer.add_scalar("toy/a", float(step), step, walltime=time)
-        curve = read_run("run", tmp_path).curves["toy/a"]
+                writer.add_scalar("monitor/level", int(step > 3), step, walltime=time)
+        run = read_run("run", tmp_path)
+        curve = run.curves["toy/a"]
         assert [point.step for point in curve.points] == [1, 2, 3, 4]
         assert curve.undone == []
+        assert run.spans == [(1, 4, H), (4, 4, S)]
+
+    def test_a_clock_that_is_set_back_between_starts_does_not_change_the_order(
+        self, tmp_path: Path
+    ) -> None:
+        day = 86_400
+        starts = {"a": range(1, 6), "b": range(4, 9), "c": range(8, 11)}
+        times = {"a": 5 * day, "b": 4 * day, "c": 4 * day + 100}  # set back after the first start
+        for name, steps in starts.items():
+            with SummaryWriter(str(tmp_path), filename_suffix=name) as writer:
+                writer.add_scalar("hp_metric", -1, 0, walltime=times[name])
+                for place, step in enumerate(steps):
+                    time = times[name] + place
+                    writer.add_scalar("toy/a", float(f"{step}.{ord(name)}"), step, walltime=time)
+                    writer.add_scalar("monitor/level", int(step > 8), step, walltime=time)
+        run = read_run("run", tmp_path)
+        values = [point.value for point in run.curves["toy/a"].points]
+        expected = [1.97, 2.97, 3.97, 4.98, 5.98, 6.98, 7.98, 8.99, 9.99, 10.99]
+        assert values == pytest.approx(expected)
+        times_of_points = [point.time for point in run.curves["toy/a"].points]
+        assert times_of_points == sorted(times_of_points)
+        assert run.spans == [(1, 9, H), (9, 10, S)]
 
     def test_undone_values_are_kept_apart(self, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", {"toy/a": [1.0, 2.0, 3.0, 4.0]})
