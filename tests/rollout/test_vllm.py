@@ -275,6 +275,18 @@ def test_a_server_reads_the_weights_and_is_asked_for_each_response(tmp_path: Pat
     torch.testing.assert_close(second["lm_head.weight"], first["lm_head.weight"] + 1.0)
 
 
+def test_a_link_in_the_folder_of_weights_is_not_followed(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("somebody's file")
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "model.safetensors").symlink_to(other)
+    with server(folder) as (url, _, _):
+        sample(VLLMServerSampler(url, str(folder)), policy(tmp_path / "policy"))
+    assert other.read_text() == "somebody's file"
+    assert not (folder / "model.safetensors").is_symlink()
+
+
 def test_one_rank_hands_the_weights_over_to_a_server(tmp_path: Path, monkeypatch: Any) -> None:
     model, ranks = policy(tmp_path / "policy"), iter([0, 1])
     monkeypatch.setattr("lit_rlhf.rollout.vllm.fail_together", lambda action: nullcontext())
