@@ -1,5 +1,7 @@
 """The loader under Lightning: epochs, resuming, several ranks."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.samplers import FixedBatchSampler, TokenBudgetBatchSampler
+from lit_rlhf.errors import end_with_message
 from tests.support import scripted
 
 
@@ -92,6 +95,30 @@ def test_workers_yield_the_same_batches_and_draw_nothing() -> None:
     before = torch.get_rng_state()
     assert [b.tolist() for b in make_loader(workers=1)] == [b.tolist() for b in make_loader()]
     assert torch.equal(before, torch.get_rng_state())
+
+
+class EndsItsProcess:
+    """Examples that end the process that asks for them, as the system does when memory runs out."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def test_worker_that_is_killed_ends_the_command_with_a_line() -> None:
+    sampler = FixedBatchSampler(10, 2, seed=5)
+    loader = ResumableLoader(EndsItsProcess(), sampler, collate, 1)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError) as lost:
+        list(loader)
+    with pytest.raises(SystemExit) as ended:
+        end_with_message(lost.value, "lit_rlhf fit")
+    said = str(ended.value.code)
+    beginning = "lit_rlhf fit: a process that loads data was ended, perhaps because memory ran out:"
+    assert said.startswith(beginning)
+    assert said.endswith("With data.num_workers: 0 there are no such processes")
 
 
 def test_validation_takes_every_batch(tmp_path: Path) -> None:

@@ -208,6 +208,13 @@ def test_a_number_that_is_not_finite_is_null() -> None:
     assert (values["perplexity"], values["kl"]) == (None, 1.0)
 
 
+def test_a_score_that_is_not_finite_ends_the_comparison(folders: Folders) -> None:
+    rewards = {"tests.support.reward_functions:infinite": 1.0}
+    shown = pytest.warns(UserWarning, match="-inf")
+    with shown, pytest.raises(ValueError, match="expected finite scores of infinite, got -inf"):
+        compared(folders, [folders.sft, folders.ppo], rewards=rewards)
+
+
 def test_shortened_prompts_are_counted(folders: Folders) -> None:
     assert compared(folders, [folders.sft], max_prompts=2, max_prompt_length=16).shortened == 1
 
