@@ -13,11 +13,15 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from peft import TaskType
 from torch import Tensor, distributed, nn
+from transformers import AutoModelForCausalLM
 
+from lit_rlhf import micro_batches
 from lit_rlhf.finite import NotFiniteError, require_finite, weight_sums
-from lit_rlhf.forward import LanguageModel, disable_dropout
+from lit_rlhf.forward import LanguageModel, disable_dropout, target_logprobs
 from lit_rlhf.models import ModelOptions, load_causal_lm
+from lit_rlhf.models.prepare import prepare_model
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.modules.phase_timer import PhaseTimer
 from lit_rlhf.modules.stage import StageModule
@@ -42,7 +46,7 @@ from tests.support.stages import (
     prompts,
     stage,
 )
-from tests.support.tiny_models import EOS_ID, PAD_ID
+from tests.support.tiny_models import EOS_ID, PAD_ID, tiny_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec")
 
@@ -65,6 +69,10 @@ Float32 attends with a mask, and has the log-probs of what is sampled in the ste
 """
 KERNELS_WITH_LORA = {"bf16-true": (83, 49), "bf16-mixed": (77, 45), "32-true": (42, 51)}
 """The same with adapters on all linear layers, which float32 merges into the weights."""
+KERNELS_OF_TRAINING = {"bf16-true": (37, 72), "bf16-mixed": (47, 88)}
+"""Most kernels of a layer in a forward and in its backward, attention's own left out."""
+KERNELS_OF_TRAINING_WITH_LORA = {"bf16-true": (79, 124), "bf16-mixed": (98, 135)}
+"""The same with adapters on all linear layers."""
 KERNELS_OF_A_CHECK = 8
 """Most kernels of a check for finite weights, beside one for each weight."""
 KERNELS_OF_A_MOVE = 2
@@ -138,6 +146,25 @@ def test_fit_rarely_waits_for_the_device(
     check_waits(audit, limits)
     if name == "ppo":
         check_decoding(audit)
+
+
+@pytest.mark.parametrize("name", ["sft", "reward", "ppo"])
+def test_each_stage_asks_the_device_for_its_micro_batches(
+    root: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = micro_batches.default_tokens
+    answers: list[int | None] = []
+
+    def record(model: LanguageModel, device: torch.device) -> int | None:
+        answers.append(rule(model, device))
+        return answers[-1]
+
+    monkeypatch.setattr(micro_batches, "default_tokens", record)
+    module, data = stage(name, root)
+    audit = audited_fit(module, data, tmp_path)
+    assert audit.refused == []
+    # the largest micro-batch of a GPU, which a tiny network reaches; a CPU takes a GiB's
+    assert set(answers) == {16384}
 
 
 def test_networks_on_the_host_are_saved(root: Path, tmp_path: Path) -> None:
@@ -264,6 +291,65 @@ def test_a_decoding_step_launches_a_bounded_number_of_kernels(
     # of the network that looks for waits
     captured = audit.calls["step"] - len(n_rows) - 1
     assert audit.calls["replay"] == (0 if precision == "32-true" else captured)
+
+
+class Attention(torch.autograd.Function):
+    """Attention to packed rows without a kernel or numbers, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        return torch.empty_like(query)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        return tuple(map(torch.empty_like, ctx.saved_tensors))
+
+
+def attend_without_kernels(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+    """In place of `varlen_attn`."""
+    with torch._C.DisableTorchFunction():
+        output: Tensor = mark(Attention.apply(query, key, value))
+    return output
+
+
+def kernels_of_training(n_layers: int, precision: str, lora_rank: int) -> tuple[int, int]:
+    """Kernels of the log-probs of a packed batch, and of their backward."""
+    config = tiny_config("llama")
+    config.num_hidden_layers = n_layers
+    dtype = "bfloat16" if precision == "bf16-true" else "float32"
+    network = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    options = ModelOptions(dtype=dtype, lora_rank=lora_rank)
+    model = disable_dropout(prepare_model(network, options, TaskType.CAUSAL_LM, seed=0))
+    mark_module(model)
+    mask = torch.arange(7) < torch.tensor([[7], [4], [5]])
+    ids = torch.arange(4, 25).view(3, 7)
+    targets = mask & (torch.arange(7) > 0)
+    mixed = precision == "bf16-mixed"
+    with (
+        PretendCuda(count_kernels=True) as audit,
+        torch.autocast("cuda", dtype=torch.bfloat16, enabled=mixed, cache_enabled=False),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr("lit_rlhf.forward.attention._find_kernel", lambda: attend_without_kernels)
+        mark([ids, mask, targets])
+        with audit.named("forward"):
+            logprobs = target_logprobs(model, ids, mask, targets)
+        with audit.named("backward"):
+            logprobs.sum().backward()
+    return audit.kernels["forward"], audit.kernels["backward"]
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2], ids=["plain", "adapters"])
+@pytest.mark.parametrize("precision", KERNELS_OF_TRAINING)
+def test_a_layer_in_training_launches_a_bounded_number_of_kernels(
+    precision: str, lora_rank: int
+) -> None:
+    fewer, more = (kernels_of_training(n, precision, lora_rank) for n in (1, 2))
+    of_a_layer = [two - one for one, two in zip(fewer, more, strict=True)]
+    bounds = (KERNELS_OF_TRAINING_WITH_LORA if lora_rank else KERNELS_OF_TRAINING)[precision]
+    for count, most in zip(of_a_layer, bounds, strict=True):
+        assert 0 < count <= most, of_a_layer
 
 
 @pytest.mark.parametrize("n_moved", [1, 3])
