@@ -1,4 +1,4 @@
-"""Compiled layers in a PPO run. They are compiled in its first iteration, and not again."""
+"""Compiled layers in a run. They are compiled in its first step or iteration, and not again."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.rollout import decoder
-from tests.support.stages import fit_module, ppo_options, prompts
+from tests.support.stages import fit_module, ppo_options, prompts, stage
 
 ADAPTED = {"lora_rank": 2, "gradient_checkpointing": True}
 
@@ -70,3 +70,18 @@ def test_later_iterations_compile_nothing(
     first, *later = counted.counts
     assert first > 0
     assert later == [first]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize(
+    "name", ["sft", pytest.param("reward", marks=pytest.mark.slow)], ids=["SFT", "reward model"]
+)
+def test_later_steps_compile_nothing(
+    root: Path, tmp_path: Path, name: str, counted: CountGraphs
+) -> None:
+    module, data = stage(name, root, network={"torch_compile": "eager"}, micro_batch_size=2)
+    fit_module(module, data, tmp_path, max_epochs=2, precision="bf16-mixed", callbacks=[counted])
+    first, *later = counted.counts
+    assert first > 0
+    assert later
+    assert set(later) == {first}
