@@ -194,7 +194,7 @@ PARTS = (
             *("-m", "benchmarks.sft_reward", *PEER_SETTINGS, "--size", "1b", "--updates", "4"),
             *("--precisions", "[bf16-mixed]"),
         ),
-        120,
+        200,
         "at least as fast as TRL",
         call=2,
     ),
