@@ -124,7 +124,7 @@ KERNELS = "[plain,fused,compiled]" if find_spec("liger_kernel") else "[plain,com
 
 def _decode(name: str, limit: float, expected: str, *options: str) -> Part:
     arguments = ("-m", "benchmarks.gpu.profile_decode", "--kernels", KERNELS, *options)
-    return Part(name, arguments, limit, expected, measured=r"^\w+, \d+ rows: [\d.]+ ms a step")
+    return Part(name, arguments, limit, expected, measured=r"^\w+, \d+ rows: \S+ ms a step")
 
 
 def _iteration(name: str, limit: float, expected: str, *options: str, call: int = 1) -> Part:
