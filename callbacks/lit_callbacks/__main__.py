@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from lit_callbacks.monitors import Level
+from lit_callbacks.words import end_with_error
 
 TROUBLED = 1
 """Exit status if a run collapsed."""
@@ -97,7 +98,7 @@ def _watch(argv: Sequence[str]) -> None:
             healthy=options.healthy,
         )
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        parser.error(str(error))
+        end_with_error(parser, error)
     if Level.COLLAPSED in levels.values():
         raise SystemExit(TROUBLED)
 
@@ -112,7 +113,7 @@ def _explain_gain(argv: Sequence[str]) -> None:
     try:
         explain(parser.parse_args(argv).files)
     except (ValueError, OSError) as error:
-        parser.error(str(error))
+        end_with_error(parser, error)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -449,11 +449,26 @@ def _delay(log: _Log, seconds: float) -> _Log:
     )
 
 
+class _LoggedStep(NamedTuple):
+    """A record of a file.
+
+    Attributes:
+        step: Its step.
+        numbers: Its numbers by key, without the step.
+        values: All of its values by key.
+    """
+
+    step: int
+    numbers: Mapping[str, float]
+    values: Mapping[str, Any]
+
+
 def _read_records(file: Path) -> _Log:
     """Read the scalars of a file. There may be several records for a step, as from `CSVLogger`."""
     scalars: dict[str, list[Point]] = {}
     texts: dict[str, list[LoggedText]] = {}
     written = file.stat().st_mtime
+    logged: list[_LoggedStep] = []
     for count, (place, values) in enumerate(read_records(file)):
         numbers = {
             key: number
@@ -461,13 +476,17 @@ def _read_records(file: Path) -> _Log:
             if key and (number := parse_number(value)) is not None
         }
         axis = next((name for name in STEPS if name in numbers), "")
-        time = written + 1e-6 * count
         step = parse_step(numbers.pop(axis, count), file, place)
-        for key, number in numbers.items():
-            scalars.setdefault(key, []).append(Point(time, step, number))
+        logged.append(_LoggedStep(step=step, numbers=numbers, values=values))
+    if len(logged) > 2 and all(a.step > b.step for a, b in pairwise(logged)):
+        logged.reverse()  # an export with the newest step first, and no run that went back
+    for count, record in enumerate(logged):
+        time = written + 1e-6 * count
+        for key, number in record.numbers.items():
+            scalars.setdefault(key, []).append(Point(time, record.step, number))
         for key in (VERDICT_KEY, HELD_OUT_KEY):
-            if text := values.get(key):
-                texts.setdefault(key, []).append(LoggedText(time, step, str(text)))
+            if text := record.values.get(key):
+                texts.setdefault(key, []).append(LoggedText(time, record.step, str(text)))
     return _Log(file.parent, scalars, texts)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from argparse import ArgumentParser
 from collections.abc import Sequence
+from typing import NoReturn
 
 # control characters but tab and line end, and what changes the direction of the text around it
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -22,6 +24,17 @@ def printable(text: str) -> str:
     """
     text = text.replace("\r\n", "\n")
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def end_with_error(parser: ArgumentParser, error: Exception) -> NoReturn:
+    """End a command with status 2 and one printable line about what the user can change.
+
+    Args:
+        parser: The parser of the command, which knows its name.
+        error: The error.
+    """
+    message = " ".join(str(error).split())
+    parser.exit(2, f"{parser.prog}: error: {printable(message)}\n")
 
 
 def printable_json(text: str) -> str:

@@ -58,3 +58,19 @@ def test_a_log_is_a_table_of_steps(tmp_path: Path) -> None:
     table = read_log(write_log(tmp_path / "log.jsonl", 1))
     assert table[0] == {"step": 1, **CALM}
     assert table[-1] == {"step": 11, **FAR}
+
+
+@pytest.mark.parametrize("command", ["watch", "report"])
+def test_error_is_one_line_without_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (tmp_path / "a.csv").write_text("step,\x1b[2Jkl,\x1b[2Jkl\n1,2,3\n")
+    with pytest.raises(SystemExit, match="2"):
+        main([command, str(tmp_path / "a.csv")])
+    (tmp_path / "b.csv").write_text("step,\x1b[2Jkl\n1,2\n")
+    if command == "watch":
+        with pytest.raises(SystemExit, match="2"):
+            main([command, str(tmp_path / "b.csv")])
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith(f"lit-callbacks {command}: error: ") for line in lines)
+    assert not any("\x1b" in line for line in lines)

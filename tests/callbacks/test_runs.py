@@ -228,3 +228,10 @@ def test_pipes_in_the_folder_of_a_log_are_not_read(tmp_path: Path, name: str) ->
     os.mkfifo(tmp_path / name)
     (tmp_path / "b.csv").write_text("step,kl\n1,2\n")
     assert [*read_run("run", tmp_path).curves] == ["kl"]
+
+
+def test_table_with_the_newest_step_first_is_read_from_its_end(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("step,kl\n3,0.3\n2,0.2\n1,0.1\n")
+    curve = read_run("run", tmp_path).curves["kl"]
+    assert [(point.step, point.value) for point in curve.points] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert curve.undone == []
