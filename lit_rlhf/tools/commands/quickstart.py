@@ -45,7 +45,14 @@ class Steps:
         self.begun: list[str] = [] if self.differing else begun.get("steps", [])
 
     def begin(self, step: str) -> Progress:
-        """Note that a step begins; return how far it came before."""
+        """Record that a step begins.
+
+        Args:
+            step: Name of the step.
+
+        Returns:
+            How far an earlier call came with it.
+        """
         if step in self.begun:
             return Progress.INTERRUPTED if step == self.begun[-1] else Progress.FINISHED
         self.begun.append(step)
@@ -147,11 +154,22 @@ class Quickstart:
         )
 
     def begin(self, step: str) -> Progress:
-        """Note that a step begins; return how far it came before."""
+        """Record that a step begins, if steps are recorded.
+
+        Args:
+            step: Name of the step.
+
+        Returns:
+            How far an earlier call came with it.
+        """
         return Progress.NEW if self.steps is None else self.steps.begin(step)
 
     def evaluate(self, *policies: str) -> None:
-        """Compare policies, by the names of their folders, on the held-out prompts."""
+        """Compare policies on the held-out prompts.
+
+        Args:
+            *policies: Names of their folders.
+        """
         root = self.root
         run(
             *("evaluate", "--policies", *(f"{root}/{policy}" for policy in policies)),
@@ -245,7 +263,11 @@ class Outcome(NamedTuple):
 
 
 def read_outcome(evaluation: Mapping[str, Any]) -> Outcome:
-    """The outcome in the report of `lit_rlhf evaluate` on `sft`, `ppo_vanilla` and `ppo_max`."""
+    """Read the outcome of a quickstart.
+
+    Args:
+        evaluation: Report of `lit_rlhf evaluate` on `sft`, `ppo_vanilla` and `ppo_max`.
+    """
     policies = evaluation["policies"]
     sft = policies["sft"]["rewards"]
     vanilla = policies["ppo_vanilla"]["rewards"]

@@ -38,7 +38,9 @@ class NetworkStep(NamedTuple):
 
 @dataclass(repr=False)
 class Case:
-    """A run that is examined, which uses it up. Fields below `plan` are absent until known.
+    """A run under examination, which cannot be trained afterwards.
+
+    Fields below `plan` are set in the course of the examination.
 
     Attributes:
         module: The module of the run.

@@ -228,7 +228,7 @@ def _longest_sequence(case: Case) -> int | None:
 
 
 def _add_row(rollouts: RolloutBatch, n_tokens: int) -> RolloutBatch:
-    """The same rollouts and one of `n_tokens` tokens, which are one token again and again."""
+    """Add a row of `n_tokens` tokens, which are all the same one."""
     n_more = n_tokens - rollouts.sequence_shape[1]
     token = int(rollouts.prompt_ids[0, -1])
 
@@ -246,7 +246,7 @@ def _add_row(rollouts: RolloutBatch, n_tokens: int) -> RolloutBatch:
 
 @contextmanager
 def _in_one_forward(ppo: PPO, n_tokens: int) -> Iterator[None]:
-    """Let scoring compute as many tokens in a forward inside the context."""
+    """Let one forward of the scoring compute up to `n_tokens` tokens inside the context."""
     original_memory = ppo.memory
     ppo.memory = replace(original_memory, max_tokens_per_forward=n_tokens)
     try:

@@ -44,12 +44,12 @@ class PhaseSeconds(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Seconds of the phase: its products and its reading, one after the other."""
+        """Seconds of the phase: its matrix products and its reading, one after the other."""
         return self.products + self.memory
 
     @property
     def bound(self) -> str:
-        """What takes more of the phase: `products` or `memory`."""
+        """What takes more time in the phase: `products` or `memory`."""
         return "memory" if self.memory > self.products else "products"
 
 
@@ -113,7 +113,7 @@ def check_time(case: Case) -> Finding:
 
 
 def iteration_seconds(case: Case) -> dict[str, float]:
-    """Seconds of each phase of an iteration. An update's are taken from one of its steps."""
+    """Seconds of each phase of an iteration; an update's from one of its steps."""
     measured = case.module.timer.seconds
     updates = case.module.minibatches.updates_per_iteration(len(case.experience))
     return {**measured, "update": measured["update"] * updates}
