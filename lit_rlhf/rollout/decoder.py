@@ -327,7 +327,7 @@ class Decoder:
         indices = self.samples.new_tensor([*order, *movers, *gaps])
         index, sources, targets = torch.split(indices, [n_left, len(gaps), len(gaps)])
         if gaps:
-            self.cache.move(sources, targets, max(self.host_lengths))
+            self.cache.move(sources=sources, targets=targets, width=max(self.host_lengths))
         for numbers in (self.samples, self.lengths, self.n_sampled, self.last_tokens, self.ended):
             numbers[:n_left] = numbers[index]
             numbers[n_left:] = self.n_samples if numbers is self.samples else 0
@@ -393,7 +393,7 @@ class KVCache:
         layer.values[slots, columns] = value
         return layer
 
-    def move(self, sources: Tensor, targets: Tensor, width: int) -> None:
+    def move(self, *, sources: Tensor, targets: Tensor, width: int) -> None:
         """Copy sequences from slots to other slots, in two kernels for each buffer.
 
         Args:

@@ -367,7 +367,7 @@ def test_moved_sequences_cost_two_kernels_in_each_buffer(n_moved: int) -> None:
         sources = slots[-n_moved:]
         targets = slots[:n_moved].flip(0)
         before = sum(audit.kernels.values())
-        cache.move(sources, targets, width=2)
+        cache.move(sources=sources, targets=targets, width=2)
         assert sum(audit.kernels.values()) - before == KERNELS_OF_A_MOVE * 2 * n_layers
         for layer in layers:
             numbers = layer.keys[:, 1, 0, 0].tolist()

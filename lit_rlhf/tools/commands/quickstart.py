@@ -141,7 +141,8 @@ class Quickstart:
         if progress is Progress.FINISHED:
             return
         files = [
-            _relocate(c if isinstance(c, Path) else self.configs / c, self.root) for c in configs
+            _relocate(c if isinstance(c, Path) else self.configs / c, root=self.root)
+            for c in configs
         ]
         run(
             "fit",
@@ -378,7 +379,7 @@ def _tell_end(root: Path, minutes: float) -> None:
     print(f"\n{textwrap.fill(read_outcome(evaluation).sentence(), _LINE)}")
 
 
-def _relocate(config: Path, root: Path) -> Path:
+def _relocate(config: Path, *, root: Path) -> Path:
     """Copy a configuration with its paths under `root`, unless they are there already."""
     if root == Path(DEFAULT_DIR):
         return config

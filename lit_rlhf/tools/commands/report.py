@@ -76,7 +76,7 @@ def report_reward_model(
         score_pairs,
     )
 
-    sources = [parse_source(word, split) for word in preferences]
+    sources = [parse_source(word, split=split) for word in preferences]
     rows = [] if strengths is None else read_strengths(strengths)
     try:
         pairs = score_pairs(
@@ -108,7 +108,7 @@ def report_reward_model(
     return values
 
 
-def parse_source(word: str, split: str) -> "DataSource":
+def parse_source(word: str, *, split: str) -> "DataSource":
     """Parse a source given as PATH or NAME=PATH; a path may itself contain a `=`.
 
     Args:

@@ -59,7 +59,7 @@ def measure_strength(
     from lit_rlhf.tools.evaluation.loading import choose_device
     from lit_rlhf.tools.evaluation.reward_report import print_strengths, score_pairs
 
-    sources = [parse_source(word, split) for word in preferences]
+    sources = [parse_source(word, split=split) for word in preferences]
     check_outputs({"output": output}, [source.place for source in sources])
     records: list[PreferenceRecord] = load_records("preference", sources, on_bad_record)
     rows: list[dict[str, Any]] = [
@@ -325,7 +325,7 @@ def probe(
 
     loaded = load_probe(
         rewards,
-        [parse_source(word, split) for word in data],
+        [parse_source(word, split=split) for word in data],
         policy=policy,
         max_new_tokens=max_new_tokens,
         on_bad_record=on_bad_record,

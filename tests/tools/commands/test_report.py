@@ -77,14 +77,14 @@ def test_bad_pairs_are_placed(folders: Folders, tmp_path: Path) -> None:
 
 
 def test_sources_can_be_named(tmp_path: Path) -> None:
-    assert parse_source("data/pairs.jsonl", "test").label == "pairs"
-    named = parse_source("mine=data/pairs.jsonl", "test[:5]")
+    assert parse_source("data/pairs.jsonl", split="test").label == "pairs"
+    named = parse_source("mine=data/pairs.jsonl", split="test[:5]")
     assert (named.label, named.path, named.split) == ("mine", "data/pairs.jsonl", "test[:5]")
     with pytest.raises(ValueError, match=r"expected PATH or NAME=PATH, got '=a\.jsonl'"):
-        parse_source("=a.jsonl", "test")
+        parse_source("=a.jsonl", split="test")
     path = tmp_path / "lr=0.1.jsonl"
     path.write_text("{}\n", "utf-8")
-    assert parse_source(str(path), "test").path == str(path)
+    assert parse_source(str(path), split="test").path == str(path)
 
 
 def test_unknown_report_is_refused() -> None:

@@ -232,7 +232,7 @@ def people_outcomes(labels: Sequence[Label], policy: str, seed: int = 0) -> Outc
     annotator_of = np.array(who, dtype=np.int64)
 
     def rates(
-        prompt_weights: NDArray[np.float64], annotator_weights: NDArray[np.float64]
+        *, prompt_weights: NDArray[np.float64], annotator_weights: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         weights = annotator_weights[annotator_of]
         mass = np.bincount(cell_of, weights, 3 * n_comparisons).reshape(n_comparisons, 3)
@@ -246,7 +246,8 @@ def people_outcomes(labels: Sequence[Label], policy: str, seed: int = 0) -> Outc
 
     n_prompts = len(prompts)
     n_annotators = len(annotators)
-    win, tie, lose = rates(np.ones(n_prompts), np.ones(n_annotators)).tolist()
+    unweighted = rates(prompt_weights=np.ones(n_prompts), annotator_weights=np.ones(n_annotators))
+    win, tie, lose = unweighted.tolist()
     generator = np.random.default_rng(seed)
 
     def draw(n: int) -> NDArray[np.float64]:
@@ -254,7 +255,12 @@ def people_outcomes(labels: Sequence[Label], policy: str, seed: int = 0) -> Outc
         indices = generator.integers(n, size=n) if n else np.zeros(0, dtype=np.int64)
         return np.bincount(indices, minlength=n).astype(np.float64)
 
-    resampled = np.array([rates(draw(n_prompts), draw(n_annotators)) for _ in range(_RESAMPLES)])
+    resampled = np.array(
+        [
+            rates(prompt_weights=draw(n_prompts), annotator_weights=draw(n_annotators))
+            for _ in range(_RESAMPLES)
+        ]
+    )
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.nanquantile(resampled, [tail, 1 - tail], axis=0)
     intervals = [Interval(float(a), float(b)) for a, b in zip(low, high, strict=True)]
