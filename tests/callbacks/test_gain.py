@@ -85,8 +85,8 @@ def test_file_of_samples_is_reported(tmp_path: Path, capsys: pytest.CaptureFixtu
     samples = run({"truncated": -1.0}, truncated=(0.5, 0.05))
     file.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     main([str(file)])
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith(f"{file}: of the gain of 0.")
-    assert [line.split()[0] for line in said[2:]] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{file}: of the gain of 0.")
+    assert [line.split()[0] for line in lines[2:]] == [
         *("truncated", "length", "opening", "repetition", "rest", "all")
     ]

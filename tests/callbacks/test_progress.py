@@ -128,10 +128,10 @@ def test_count_ends_where_the_fit_ends(
     clock: Any, log: Stream, kind: Any, options: Any, loader: Any, first: str, last: str
 ) -> None:
     trainer_with(StageProgressBar("sft", ["toy/loss", "no"]), **options).fit(kind(clock), loader)
-    said = log.getvalue().splitlines()
-    assert said[0].startswith(f"sft {first}")
-    assert said[-1].startswith(f"sft {last}, loss ")
-    assert said[-1].endswith("no -")
+    lines = log.getvalue().splitlines()
+    assert lines[0].startswith(f"sft {first}")
+    assert lines[-1].startswith(f"sft {last}, loss ")
+    assert lines[-1].endswith("no -")
 
 
 @resumes_at_the_next_batch

@@ -227,8 +227,8 @@ def test_sigterm_is_told_before_the_batch_ends(
 ) -> None:
     stop = SignalInHook("on_train_batch_start", 3)
     ended_by_sigterm(tmp_path, stop, ResumeCheckpoint())
-    said = capfd.readouterr().err
-    assert "SIGTERM: the run ends after this batch, with a checkpoint.\n" in said
+    output = capfd.readouterr().err
+    assert "SIGTERM: the run ends after this batch, with a checkpoint.\n" in output
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:

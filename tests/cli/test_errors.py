@@ -281,16 +281,16 @@ def test_a_common_mistake_is_answered_with_one_line(
         prepare_quickstart()
     with patch("torch.cuda.device_count", lambda: 0), pytest.raises(SystemExit) as ended:
         main(mistake.words)
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     if isinstance(ended.value.code, str):  # Python prints it, and ends with 1
         assert mistake.status == 1
-        said += f"{ended.value.code}\n"
+        output += f"{ended.value.code}\n"
     else:
         assert ended.value.code == mistake.status
-    assert said.startswith(mistake.expected)
-    assert said.count("\n") == 1
-    assert "secret" not in said
-    assert len(said) < 5000
+    assert output.startswith(mistake.expected)
+    assert output.count("\n") == 1
+    assert "secret" not in output
+    assert len(output) < 5000
 
 
 def errors_of(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:

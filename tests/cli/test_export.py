@@ -152,9 +152,9 @@ def test_failed_upload_keeps_the_folder_and_says_how_to_go_on(
     runs: Runs, tmp_path: Path, hub: Mock
 ) -> None:
     hub.upload_folder.side_effect = ConnectionError("cut off")
-    said = export_error(*uploading(runs, tmp_path / "m", "--push_to_hub", "someone/model"))
-    assert "uploading to someone/model failed: cut off" in said
-    assert "hf upload someone/model" in said
+    message = export_error(*uploading(runs, tmp_path / "m", "--push_to_hub", "someone/model"))
+    assert "uploading to someone/model failed: cut off" in message
+    assert "hf upload someone/model" in message
     assert_same_model(tmp_path / "m", runs("sft").finished)
 
 

@@ -38,8 +38,8 @@ def test_help_lists_all_commands_and_fits_the_terminal(
 
 def test_the_package_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "lit_rlhf", "--version"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert said == f"lit_rlhf {lit_rlhf.__version__}\n"
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert output == f"lit_rlhf {lit_rlhf.__version__}\n"
 
 
 def run_code(*lines: str) -> subprocess.CompletedProcess[str]:
@@ -214,9 +214,9 @@ def test_error_of_a_thread_is_a_line(capsys: pytest.CaptureFixture[str]) -> None
             thread = threading.Thread(target=fail)
             thread.start()
             thread.join()
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "lit_rlhf: [Errno 28] No space left on device"
-    assert said[1].startswith("Exception in thread")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "lit_rlhf: [Errno 28] No space left on device"
+    assert lines[1].startswith("Exception in thread")
 
 
 @pytest.mark.parametrize("error", [MemoryError(), ImportError("torch.so: failed to map segment")])

@@ -65,8 +65,10 @@ def test_doctor_passes_the_run_that_starts_next(fresh_workspace: Path) -> None:
 
 def test_generate_answers_side_by_side(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(*read_page_commands("generate.md")[0])
-    said = capsys.readouterr().out.split("user: ")[1:]
-    for part, prompt in zip(said, ("name two metals.", "name three fruits, please."), strict=True):
+    output = capsys.readouterr().out.split("user: ")[1:]
+    for part, prompt in zip(
+        output, ("name two metals.", "name three fruits, please."), strict=True
+    ):
         assert part.startswith(f"{prompt}\nsft: ")
         assert "\nppo_max: " in part
 

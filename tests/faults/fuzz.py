@@ -258,13 +258,13 @@ class Fuzzer:
             status: Its exit status.
         """
         log = (folder / "log").read_bytes()
-        said = last_line(folder / "log")
+        message = last_line(folder / "log")
         if b"Traceback" in log:
-            return f"a traceback: {said}"
+            return f"a traceback: {message}"
         if status == -signal.SIGXCPU:
-            return f"hangs: {said}"
+            return f"hangs: {message}"
         if status not in STATUSES:
-            return f"status {status}: {said}"
+            return f"status {status}: {message}"
         if status and not log.strip():
             return f"status {status} without a word"
         if b"\x1b" in log:

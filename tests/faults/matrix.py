@@ -312,7 +312,7 @@ class Matrix:
         log = folder / "log"
         try:
             status = self.run(cell, folder, log.name, fault=True)
-            said = last_line(log)
+            message = last_line(log)
             struck = (folder / "struck").exists()
             if not struck and cell.phase != "random":
                 return f"never came to the {cell.phase}"
@@ -321,13 +321,13 @@ class Matrix:
             if not struck:  # the run was over before the random moment
                 statuses = (0,)
             if status not in statuses:
-                return f"status {status}, expected {statuses}: {said}"
+                return f"status {status}, expected {statuses}: {message}"
             if lost:
-                said = fault.message
+                message = fault.message
             elif "Traceback" in log.read_text(errors="replace"):
-                return f"a traceback: {said}"
-            if fault.message not in said:
-                return f"expected {fault.message!r} in: {said}"
+                return f"a traceback: {message}"
+            if fault.message not in message:
+                return f"expected {fault.message!r} in: {message}"
             if cell.fault == "NaN":  # what was skipped stays skipped
                 return "a model was saved" if (folder / "model").exists() else ""
             if status != 0:

@@ -188,8 +188,8 @@ def test_ppo_starts_without_kl_and_at_a_ratio_of_one(
         module = PPOModule(
             **ppo_options(root, network={"lora_rank": lora}, loss={"entropy_coef": 0.01})
         )
-    said = [r.message for r in caplog.records if "no token in its tokenizer" in r.message]
-    assert said == [
+    lines = [r.message for r in caplog.records if "no token in its tokenizer" in r.message]
+    assert lines == [
         f"LlamaForCausalLM: 60 of its {PADDED_SIZE} ids have no token in its tokenizer; they are "
         "neither sampled nor part of log-probs, entropy and KL"
     ]

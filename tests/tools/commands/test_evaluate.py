@@ -158,8 +158,8 @@ def test_best_of_n_is_reported_and_drawn(folders: Folders, tmp_path: Path) -> No
 
 def test_bad_prompts_are_placed(folders: Folders, tmp_path: Path) -> None:
     bad = write_lines(tmp_path / "bad.jsonl", [{"prompt": "hi"}, {"query": "hi"}])
-    said = refusal(main, arguments(folders, "--prompts", bad))
-    assert said.startswith(f"lit_rlhf evaluate: {bad}:2: field 'prompt': missing")
+    message = refusal(main, arguments(folders, "--prompts", bad))
+    assert message.startswith(f"lit_rlhf evaluate: {bad}:2: field 'prompt': missing")
 
 
 SAID = {"sft": ["four", "four"], "ppo": ["longer", "a"], "raw": ["a", "b"]}
@@ -242,8 +242,8 @@ def test_a_judge_that_fails_ends_the_command_and_keeps_the_responses(
     argv = ["--policies", folders.sft, folders.ppo, "--prompts", prompts, "--max_new_tokens", "4"]
     argv += ["--device", "cpu", "--responses", str(tmp_path / "responses.jsonl")]
     with judge_server(lambda request: Failure(401)) as server:
-        said = refusal(main, [*argv, *judged_by(server.base_url, tmp_path / "judge")])
-    assert said.startswith("lit_rlhf evaluate: the judge at http://127.0.0.1")
+        message = refusal(main, [*argv, *judged_by(server.base_url, tmp_path / "judge")])
+    assert message.startswith("lit_rlhf evaluate: the judge at http://127.0.0.1")
     assert len((tmp_path / "responses.jsonl").read_text("utf-8").splitlines()) == 2
 
 
@@ -319,8 +319,8 @@ def test_labels_and_page_belong_together(folders: Folders, more: list[str], expe
 def test_arguments_that_do_not_fit_are_refused(
     tmp_path: Path, more: list[str], expected: str
 ) -> None:
-    said = refusal(main, ["--policies", *write_responses(tmp_path), *more])
-    assert said.startswith(f"lit_rlhf evaluate: {expected}")
+    message = refusal(main, ["--policies", *write_responses(tmp_path), *more])
+    assert message.startswith(f"lit_rlhf evaluate: {expected}")
 
 
 def test_a_config_file_names_the_judge(tmp_path: Path) -> None:

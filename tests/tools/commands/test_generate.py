@@ -55,8 +55,8 @@ def test_words_before_all_flags_are_prompts(tmp_path: Path, capsys: Any) -> None
     main(["hi", "so", "--models", str(tmp_path / "bare"), *flags])
     for source in (["--prompt", "hi"], ["--chat"]):
         argv = ["--models", str(tmp_path / "bare"), "--max_new_tokens", "4", *source]
-        said = refusal(main, argv)
-        assert "choose one of the built-in ones: 'hh', 'paper-en', 'paper-zh'" in said
+        message = refusal(main, argv)
+        assert "choose one of the built-in ones: 'hh', 'paper-en', 'paper-zh'" in message
     printed = capsys.readouterr().out
     asked = [line for line in printed.splitlines() if line.startswith("user: ")]
     assert asked == ["user: hi", "user: so", "user: why?"]
@@ -93,9 +93,9 @@ ONE_PLACE = "expected exactly one of them (--prompts FILE, --prompt 'TEXT' or --
 def test_flags_that_do_not_fit_are_refused(
     folders: Folders, flags: list[str], expected: str
 ) -> None:
-    said = refusal(main, arguments(folders, *flags))
-    assert said.startswith("lit_rlhf generate: ")
-    assert expected in said
+    message = refusal(main, arguments(folders, *flags))
+    assert message.startswith("lit_rlhf generate: ")
+    assert expected in message
 
 
 def test_a_chat_reads_from_a_pipe(folders: Folders, capsys: Any, monkeypatch: Any) -> None:
@@ -128,9 +128,9 @@ WORKER = "a process that loads data was ended, perhaps because memory ran out: D
 )
 def test_errors_end_in_a_line(folders: Folders, error: Exception, expected: str) -> None:
     with patch("lit_rlhf.tools.evaluation.sampling.load_policy", side_effect=error):
-        said = refusal(main, arguments(folders, "--prompt", "hi"))
-    assert said.startswith(f"lit_rlhf generate: {expected}")
-    assert "\n" not in said
+        message = refusal(main, arguments(folders, "--prompt", "hi"))
+    assert message.startswith(f"lit_rlhf generate: {expected}")
+    assert "\n" not in message
 
 
 def test_ctrl_c_says_how_to_continue(folders: Folders, tmp_path: Path, capsys: Any) -> None:

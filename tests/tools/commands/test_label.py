@@ -199,5 +199,5 @@ def test_system_turn_has_no_place_in_the_format_of_hh(tmp_path: Path) -> None:
     row = json.loads(make_label("1", "a").as_line())
     row["prompt"] = [{"role": "system", "content": "Be brief."}, *row["prompt"]]
     path = write_lines(tmp_path / "labels.jsonl", [row])
-    said = refusal(convert, ["--labels", path, "--output", "pairs.jsonl", "--format", "hh"])
-    assert "use the format trl" in said
+    message = refusal(convert, ["--labels", path, "--output", "pairs.jsonl", "--format", "hh"])
+    assert "use the format trl" in message

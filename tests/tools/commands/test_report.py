@@ -65,10 +65,10 @@ def test_bad_pairs_are_placed(folders: Folders, tmp_path: Path) -> None:
     bad = write_lines(tmp_path / "bad.jsonl", [PAIRS[0], {"prompt": "hi", "chosen": "a"}])
     argv = ["reward", "--model", folders.reward, "--preferences", bad, "--device", "cpu"]
     argv += ["--output", str(tmp_path / "out")]
-    said = refusal(main, argv)
-    assert said.startswith("lit_rlhf report reward: ")
-    assert "bad.jsonl:2: field 'rejected': missing" in said
-    assert said.endswith("; --on_bad_record skip leaves such records out")
+    message = refusal(main, argv)
+    assert message.startswith("lit_rlhf report reward: ")
+    assert "bad.jsonl:2: field 'rejected': missing" in message
+    assert message.endswith("; --on_bad_record skip leaves such records out")
     assert not (tmp_path / "out").exists()
     main([*argv, "--on_bad_record", "skip"])
     assert sum(read_numbers(tmp_path / "out")["skipped"].values()) == 1

@@ -78,14 +78,14 @@ def refuse(capsys: pytest.CaptureFixture[str]) -> Refuse:
 def test_a_language_model_is_refused_as_a_reward(
     folders: Folders, data: str, refuse: Refuse
 ) -> None:
-    said = refuse({folders.sft: 1.0}, data, [])
-    assert said.startswith("lit_rlhf reward probe: ")
-    assert "language model" in said
+    message = refuse({folders.sft: 1.0}, data, [])
+    assert message.startswith("lit_rlhf reward probe: ")
+    assert "language model" in message
 
 
 def test_rules_alone_need_a_policy(data: str, refuse: Refuse) -> None:
-    said = refuse({"length": {"rule": "length", "longest": 3}}, data, [])
-    assert said.startswith("lit_rlhf reward probe: policy: expected the folder or hub id of a ")
+    message = refuse({"length": {"rule": "length", "longest": 3}}, data, [])
+    assert message.startswith("lit_rlhf reward probe: policy: expected the folder or hub id of a ")
 
 
 def test_prompts_without_answers_are_refused(
@@ -96,5 +96,5 @@ def test_prompts_without_answers_are_refused(
 
 
 def test_too_few_prompts_are_refused(folders: Folders, data: str, refuse: Refuse) -> None:
-    said = refuse({folders.reward: 1.0}, data, ["--max_prompts", "3"])
-    assert said.endswith("data: expected at least 8 prompts with an honest answer, got 3")
+    message = refuse({folders.reward: 1.0}, data, ["--max_prompts", "3"])
+    assert message.endswith("data: expected at least 8 prompts with an honest answer, got 3")
