@@ -63,6 +63,22 @@ watched with the preset of that name, as their users would; before, all had the 
 The rules of the detector itself changed on these families, too, so that its numbers now are those
 of runs that it was made for, and not of unseen ones.
 
+**Third replay, committed before it.** Three things changed, and nothing else.
+
+- *The length threshold* that ships is the one that the choice above gives: 2.0 is best on all
+  families and on all but one of the sets of others. It comes first in `GRID` now.
+- *A level is left* once all steps of a window (`2 * patience - 1`) are below it, so that a signal
+  at the edge of a threshold does not change the level at every step. It stays only if no group has
+  more flags of untroubled runs, fewer troubled runs seen, or fewer kinds right than with the same
+  thresholds before. What it is good for is the number of changes of level in a run.
+- *Calibration* (`Watch.calibrate`) is judged on every family with more than `HEALTHY_RUNS`
+  untroubled runs that are judged. For each of `CALIBRATION_SEEDS`, `HEALTHY_RUNS` of them are drawn
+  and calibrate the monitors of the family; the other runs of the family are judged with shipped and
+  with calibrated thresholds. A drawn run that calibration refuses is counted, judges nothing, and
+  the next one in the drawn order takes its place. Counts are sums over the draws. Calibration
+  *helps* a group if fewer untroubled runs are flagged and at most `MAX_LOST` of the troubled ones
+  are lost.
+
 The families, the kinds of made-up runs and the signals were known when this was written, so leaving
 a family out does not make it unseen. Of the real models, known truth, preferences and the alignment
 tax had been replayed with the detector `BEFORE`, which was wrong on most of them.
@@ -90,6 +106,11 @@ VARIETY_KEPT = 0.8
 VARIETY_SHARE = 0.2
 ENTROPY_KEPT = 0.2
 SMOOTH = 3
+HEALTHY_RUNS = 2
+"""Number of untroubled runs of a family that calibrate its thresholds."""
+CALIBRATION_SEEDS = (0, 1, 2)
+MAX_LOST = 0.05
+"""Largest share of the troubled runs that calibration may lose where it helps."""
 BEFORE = "6bfaf398"
 REPLAYED = "b58cd8c2"
 """Commit of the detector that `results.jsonl` was replayed with."""
@@ -139,7 +160,7 @@ GROUPS = {
 
 GRID = tuple(
     {"kl_per_token": kl, "length_high": high}
-    for kl, high in product((0.07, 0.05, 0.1), (1.75, 2.0))
+    for kl, high in product((0.07, 0.05, 0.1), (2.0, 1.75))
 )
 """Nats per token; a multiple of the baseline."""
 

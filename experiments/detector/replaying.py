@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 from experiments.detector.criterion import GRID
 from experiments.detector.families import Trajectory
 from lit_callbacks import Level, Monitor, Verdict, Watch, default_monitors
 from lit_callbacks.signals import KLPerTokenMonitor, LengthMonitor, Preset
+from lit_callbacks.verdict import judge
 
 Settings = Mapping[str, float]
 Flags = dict[str, int]
@@ -64,7 +67,17 @@ def find_flags(run: Trajectory, settings: Settings) -> Flags:
         run: The run.
         settings: A setting of `criterion.GRID`.
     """
-    watch = Watch([apply_settings(monitor, settings) for monitor in monitors_of(run)], VOTES)
+    return flags_by([apply_settings(monitor, settings) for monitor in monitors_of(run)], run)
+
+
+def flags_by(monitors: Sequence[Monitor], run: Trajectory) -> Flags:
+    """Place of the first collapse of each kind, and of the first change of the data.
+
+    Args:
+        monitors: The monitors, which have read nothing yet.
+        run: The run.
+    """
+    watch = Watch(monitors, VOTES)
     flags: Flags = {}
     for place, step in enumerate(run.steps):
         if not watch.reads(step):
@@ -76,11 +89,38 @@ def find_flags(run: Trajectory, settings: Settings) -> Flags:
     return flags
 
 
-def find_suspicion(run: Trajectory) -> int | None:
-    """Place of the first step that is at least suspicious, by the shipped thresholds."""
+class ShippedLevels(NamedTuple):
+    """The levels of a run by the thresholds that ship, with trends.
+
+    Attributes:
+        suspicious: Place of the first step that is at least suspicious; `None` without one.
+        changes: Number of changes of the level.
+        changes_at_once: The same if a level were left at the first step below it.
+    """
+
+    suspicious: int | None
+    changes: int
+    changes_at_once: int
+
+
+def find_levels(run: Trajectory) -> ShippedLevels:
+    """The levels of a run by the thresholds that ship."""
     watch = Watch(monitors_of(run), VOTES)
-    levels = (watch.step(step).level for step in run.steps if watch.reads(step))
-    return next((i for i, level in enumerate(levels) if level >= Level.SUSPICIOUS), None)
+    levels = []
+    at_once = []
+    for step in run.steps:
+        if not watch.reads(step):
+            continue
+        level = watch.step(step).level
+        levels.append(level)
+        # a change of the data clears the monitors
+        is_changed = level is Level.DATA_CHANGED
+        at_once.append(level if is_changed else judge(watch.monitors, VOTES, 1).level)
+    return ShippedLevels(
+        suspicious=next((i for i, level in enumerate(levels) if level >= Level.SUSPICIOUS), None),
+        changes=sum(before is not after for before, after in pairwise(levels)),
+        changes_at_once=sum(before is not after for before, after in pairwise(at_once)),
+    )
 
 
 def find_all_flags(run: Trajectory, grid: Sequence[Settings]) -> list[Flags]:

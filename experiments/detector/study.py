@@ -1,7 +1,8 @@
 """Judge the collapse detector on families of runs, beside simpler detectors.
 
-python -m experiments detector run    # replays all runs, writes the results
-python -m experiments detector page   # writes the tables
+python -m experiments detector run         # replays all runs, writes the results
+python -m experiments detector calibrate   # replays them with calibrated thresholds
+python -m experiments detector page        # writes the tables
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from experiments.detector.calibrating import CALIBRATION, calibrate_families
 from experiments.detector.criterion import CHOOSING, GRID
 from experiments.detector.early import read_results
 from experiments.detector.families import (
@@ -30,7 +32,7 @@ from experiments.detector.foreign import DATA_VARIABLE, FOLDER, foreign_folder, 
 from experiments.detector.judging import choose, describe_scores
 from experiments.detector.kinds import synthetic_runs
 from experiments.detector.page import BEFORE_RESULT, RESULT, format_tables
-from experiments.detector.replaying import find_all_flags, find_suspicion
+from experiments.detector.replaying import find_all_flags, find_levels
 from experiments.detector.rules import (
     KL_PER_RESPONSE,
     KL_PER_TOKEN,
@@ -46,12 +48,15 @@ TABLES = RESULT.with_suffix(".md")
 
 def replay(run: Trajectory) -> dict[str, Any]:
     """The flags of every detector on one run, under each of its settings."""
+    levels = find_levels(run)
     return {
         **describe(run),
         "every": run.every,
         "steps": len(run.steps),
         "ours": find_all_flags(run, GRID),
-        "suspicious": find_suspicion(run),
+        "suspicious": levels.suspicious,
+        "changes": levels.changes,
+        "changes_at_once": levels.changes_at_once,
         "KL": [
             *(exceeds_kl(run, threshold, False) for threshold in KL_PER_RESPONSE),
             *(exceeds_kl(run, threshold, True) for threshold in KL_PER_TOKEN),
@@ -97,6 +102,16 @@ def run(result: str = str(RESULT)) -> None:
         print(line)
 
 
+def calibrate(result: str = str(CALIBRATION)) -> None:
+    """Calibrate each family by some of its healthy runs and judge the others, see `criterion`.
+
+    Args:
+        result: File of the results.
+    """
+    rows = list(calibrate_families(gather_runs()))
+    write_text(Path(result), "".join(json.dumps(row) + "\n" for row in rows))
+
+
 def documents() -> Documents:
     """All tables, from the committed results."""
     tables = format_tables(
@@ -105,4 +120,4 @@ def documents() -> Documents:
     return {TABLES: tables}
 
 
-COMMANDS = (run,)
+COMMANDS = (run, calibrate)
