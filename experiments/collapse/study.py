@@ -22,15 +22,20 @@ from typing import Any, NamedTuple
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from experiments.detector.criterion import BEFORE, GROUPS, REPLAYED
+from experiments.detector.calibrating import CALIBRATION
+from experiments.detector.criterion import BEFORE, GRID, GROUPS, NARROW, REPLAYED
 from experiments.detector.page import (
     BEFORE_RESULT,
     Comparison,
+    compare_calibrated,
     compare_groups,
+    count_chosen,
     count_doubted,
     demands_met,
+    describe_changes,
     draw_groups,
     format_groups,
+    score_groups,
 )
 from experiments.detector.page import RESULT as DETECTOR_RESULT
 from experiments.drawing import STYLE, band, figure_colors, finish_panel
@@ -308,6 +313,8 @@ def format_page(rows: Sequence[dict[str, Any]], groups: Mapping[str, Comparison]
         groups: How the detector does on each group of families, before and now.
     """
     leads = [-row["ppo_vanilla"]["lead"] for row in rows]
+    rows_now = read_lines(DETECTOR_RESULT)
+    calibrated = compare_calibrated(read_lines(CALIBRATION))
     golds = {name: [row["final_gold"][name] for row in rows] for name in RUNS}
     return fill_template(
         TEMPLATE,
@@ -321,12 +328,16 @@ def format_page(rows: Sequence[dict[str, Any]], groups: Mapping[str, Comparison]
         missed_demands=describe_demands(demands_met(groups)),
         late=describe_lead(groups["lab"].now.leads),
         real_lead=describe_lead(groups["real models"].now.leads),
-        doubted=count_doubted(read_lines(DETECTOR_RESULT)),
+        doubted=count_doubted(rows_now),
+        changes=describe_changes(rows_now),
+        chosen=count_chosen(rows_now, 0),
+        wide=score_groups(rows_now, 0),
+        narrow=score_groups(rows_now, GRID.index(NARROW)),
+        calibrated={name: calibrated[name] for name in list(GROUPS)[:3]},
         golds={name: f"{min(values):.2f} to {max(values):.2f}" for name, values in golds.items()},
         leads=f"{min(leads)} to {max(leads)}",
         seeds=len(rows),
         flagged=sum(row["ppo_vanilla"]["flagged_at"] is not None for row in rows),
-        in_time=sum(row["ppo_vanilla"]["in_time"] for row in rows),
         flagged_max=sum(row["ppo_max"]["flagged_at"] is not None for row in rows),
         saved=sum(row["final_gold"]["ppo_rollback"] >= row["sft_gold"] for row in rows),
     )

@@ -86,14 +86,13 @@ def flags_of(row: Row, detector: str, place: int) -> Flags:
 
     Args:
         row: The run.
-        detector: One of `DETECTORS`.
+        detector: One of `DETECTORS`, or `shipped` or `calibrated` in the rows of `calibrating`.
         place: Place of the setting.
     """
-    if detector == "ours":
-        flags: Flags = row[detector][place]
-        return flags
-    step = row[detector][place]
-    return {} if step is None else {UNNAMED: step}
+    flagged: Flags | int | None = row[detector][place]
+    if isinstance(flagged, dict):
+        return flagged
+    return {} if flagged is None else {UNNAMED: flagged}
 
 
 def first_flag(row: Row, detector: str, place: int) -> Flag | None:
@@ -101,7 +100,7 @@ def first_flag(row: Row, detector: str, place: int) -> Flag | None:
 
     Args:
         row: The run.
-        detector: One of `DETECTORS`.
+        detector: One of `DETECTORS`, or `shipped` or `calibrated` in the rows of `calibrating`.
         place: Place of the setting.
     """
     kinds = judged_kinds(row)
@@ -121,7 +120,7 @@ def score(rows: Sequence[Row], detector: str, place: int) -> Score:
 
     Args:
         rows: The runs; those that nobody labelled are left out.
-        detector: One of `DETECTORS`.
+        detector: One of `DETECTORS`, or `shipped` or `calibrated` in the rows of `calibrating`.
         place: Place of the setting.
     """
     labelled = [row for row in rows if row["tells"]]
@@ -165,7 +164,7 @@ def choose(rows: Sequence[Row], detector: str, families: Sequence[str]) -> int:
 
     Args:
         rows: The runs.
-        detector: One of `DETECTORS`.
+        detector: One of `DETECTORS`, or `shipped` or `calibrated` in the rows of `calibrating`.
         families: Names of the families.
     """
     by_family = [family_of(rows, family) for family in families]

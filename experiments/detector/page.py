@@ -14,12 +14,15 @@ from experiments.detector.criterion import (
     CHOOSING,
     GRID,
     GROUPS,
+    HEALTHY_RUNS,
     MAX_FALSE,
     MAX_FALSE_REAL,
+    MAX_LOST,
     MIN_RIGHT,
     MIN_SEEN,
     REPLAYED,
 )
+from experiments.detector.distance import format_distances
 from experiments.detector.early import SIGNALS, format_penalty, format_warnings, label_runs, warn
 from experiments.detector.families import figure
 from experiments.detector.foreign import LOGS
@@ -76,18 +79,89 @@ def compare_groups(before: Sequence[Row], now: Sequence[Row]) -> dict[str, Compa
 
 
 def compare_shipped(before: Sequence[Row], now: Sequence[Row]) -> dict[str, Comparison]:
-    """Scores of each group with the thresholds that ship, the first of `GRID`.
+    """Scores of each group with the thresholds that ship, the first setting of each.
 
     Args:
         before: What the detector of commit `criterion.BEFORE` says of each run.
         now: What the detector says of each run.
     """
+    old = score_groups(before, 0)
+    new = score_groups(now, 0)
+    return {group: Comparison(before=old[group], now=new[group]) for group in GROUPS}
 
-    def of_families(rows: Sequence[Row]) -> dict[str, Score]:
-        families = dict.fromkeys(row["family"] for row in rows)
-        return {family: score(family_of(rows, family), "ours", 0) for family in families}
 
-    return pair_groups(of_families(before), of_families(now))
+def score_groups(rows: Sequence[Row], place: int) -> dict[str, Score]:
+    """Scores of each group with one setting.
+
+    Args:
+        rows: What the detector says of each run.
+        place: Place of the setting in `GRID`; the first ships.
+    """
+    families = dict.fromkeys(row["family"] for row in rows)
+    scores = {family: score(family_of(rows, family), "ours", place) for family in families}
+    return sum_groups(scores)
+
+
+def compare_calibrated(rows: Sequence[Row]) -> dict[str, Comparison]:
+    """Scores of each group with the thresholds that ship and with calibrated ones.
+
+    Args:
+        rows: What `calibrating` says of each run; the ones that calibrated judge nothing.
+    """
+    judged = [row for row in rows if not row["drawn"]]
+    families = dict.fromkeys(row["family"] for row in judged)
+    shipped = {family: score(family_of(judged, family), "shipped", 0) for family in families}
+    calibrated = {family: score(family_of(judged, family), "calibrated", 0) for family in families}
+    return pair_groups(shipped, calibrated)
+
+
+def is_helped(group: Comparison) -> bool:
+    """Whether calibration helps a group, by `criterion`."""
+    lost = group.before.troubled.flagged - group.now.troubled.flagged
+    is_quieter = group.now.untroubled.flagged < group.before.untroubled.flagged
+    return is_quieter and lost <= MAX_LOST * group.before.troubled.runs
+
+
+def format_calibration(groups: Mapping[str, Comparison]) -> str:
+    """Format flags under shipped and calibrated thresholds.
+
+    Args:
+        groups: What `compare_calibrated` says of each group.
+    """
+    head = ["runs", "untroubled: flagged as shipped", "calibrated"]
+    head += ["troubled: seen as shipped", "calibrated", "kind right as shipped", "calibrated"]
+    lines = []
+    for group, compared in groups.items():
+        pairs = zip(compared.before[:3], compared.now[:3], strict=True)
+        cells = [str(cell) for pair in pairs for cell in pair]
+        lines.append([group, *cells, "yes" if is_helped(compared) else "no"])
+    return table([*head, "helps"], lines)
+
+
+def count_refused(rows: Sequence[Row]) -> Count:
+    """The runs that were drawn as healthy, and how many of them calibration refused."""
+    return count(row["drawn"] == "refused" for row in rows if row["drawn"])
+
+
+def describe_changes(rows: Sequence[Row]) -> str:
+    """How often the level changes in a run on average, in words.
+
+    Args:
+        rows: What the detector says of each run.
+    """
+    held = fmean(row["changes"] for row in rows)
+    at_once = fmean(row["changes_at_once"] for row in rows)
+    return f"{held:.1f} times in a run instead of {at_once:.1f}"
+
+
+def count_chosen(rows: Sequence[Row], shipped: int) -> Count:
+    """The sets of other families, and on how many of them a setting is the best.
+
+    Args:
+        rows: What the detector says of each run.
+        shipped: Place of the setting.
+    """
+    return count(place == shipped for place in choose_settings(rows, "ours").values())
 
 
 def pair_groups(old: Mapping[str, Score], new: Mapping[str, Score]) -> dict[str, Comparison]:
@@ -97,12 +171,20 @@ def pair_groups(old: Mapping[str, Score], new: Mapping[str, Score]) -> dict[str,
         old: Scores of the families before.
         new: Their scores now.
     """
+    before = sum_groups(old)
+    now = sum_groups(new)
+    return {group: Comparison(before=before[group], now=now[group]) for group in GROUPS}
 
-    def of_group(scores: Mapping[str, Score], group: str) -> Score:
-        return total([s for family, s in scores.items() if group_of(family) == group])
 
+def sum_groups(scores: Mapping[str, Score]) -> dict[str, Score]:
+    """Sums over the families of each group.
+
+    Args:
+        scores: Scores of the families.
+    """
     return {
-        group: Comparison(before=of_group(old, group), now=of_group(new, group)) for group in GROUPS
+        group: total([s for family, s in scores.items() if group_of(family) == group])
+        for group in GROUPS
     }
 
 
@@ -236,13 +318,17 @@ def demands_met(groups: Mapping[str, Comparison]) -> dict[str, dict[str, bool]]:
 
 
 def format_tables(
-    before: Sequence[Row], rows: Sequence[Row], exploits: dict[str, dict[str, Any]]
+    before: Sequence[Row],
+    rows: Sequence[Row],
+    calibrated: Sequence[Row],
+    exploits: dict[str, dict[str, Any]],
 ) -> str:
     """Format all families, the demands, the exploits and the disagreement of reward models.
 
     Args:
         before: What the detector of commit `criterion.BEFORE` says of each run.
         rows: What the detector says of each run.
+        calibrated: What `calibrating` says of each run.
         exploits: Results of `experiments.exploits` by name.
     """
     groups = compare_groups(before, rows)
@@ -257,6 +343,12 @@ def format_tables(
         foreign=format_foreign(rows),
         mistakes=format_mistakes(rows),
         doubted=count_doubted(rows),
+        calibration=format_calibration(compare_calibrated(calibrated)),
+        healthy=HEALTHY_RUNS,
+        refused=count_refused(calibrated),
+        changes=describe_changes(rows),
+        chosen=count_chosen(rows, shipped),
+        distances=format_distances(),
         early_warning=format_warnings(exploits),
         penalty=format_penalty(exploits),
         pairs=_pairs(rows, exploits, shipped),

@@ -115,7 +115,10 @@ def calibrate(result: str = str(CALIBRATION)) -> None:
 def documents() -> Documents:
     """All tables, from the committed results."""
     tables = format_tables(
-        before=read_lines(BEFORE_RESULT), rows=read_lines(RESULT), exploits=read_results()
+        before=read_lines(BEFORE_RESULT),
+        rows=read_lines(RESULT),
+        calibrated=read_lines(CALIBRATION),
+        exploits=read_results(),
     )
     return {TABLES: tables}
 

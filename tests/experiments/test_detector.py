@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiments.detector import early, foreign, page
+from experiments.detector import distance, early, foreign, page
+from experiments.detector.calibrating import CALIBRATION, calibrate_family
 from experiments.detector.criterion import CHOOSING, GRID, GROUPS, JUDGING
 from experiments.detector.families import (
     Trajectory,
@@ -31,7 +32,7 @@ from experiments.detector.judging import (
 )
 from experiments.detector.kinds import KINDS, NEW_KINDS
 from experiments.detector.labels import Change, Label, Question, find_harm, label_run, loses_variety
-from experiments.detector.replaying import find_flags, name_troubles
+from experiments.detector.replaying import find_flags, find_levels, name_troubles
 from experiments.detector.rules import exceeds_kl, length_drift, reward_slope, variance_collapse
 from experiments.detector.synthetic import make_run
 from experiments.exploits import study as exploits
@@ -290,3 +291,86 @@ def test_early_warning_by_hand() -> None:
     assert (warning.leads, warning.n_reported) == ([2, -math.inf], 1)
     shares = {f"rollout/score/member_{m}": [0.0, 0.0, 0.0, 3.0 * m] for m in range(3)}
     assert early.drift(shares) == [0.0, pytest.approx(math.sqrt(2 / 3))]
+
+
+def calm_then(name: str, *troubles: Trouble, **last: float) -> Trajectory:
+    """Ten calm steps, and eight with other values."""
+    calm = {"rollout/kl_per_token": 0.01, "rollout/response_length": 100.0}
+    later = calm | {key.replace("__", "/"): value for key, value in last.items()}
+    steps = [calm] * 10 + [later] * 8
+    return Trajectory("lab: quickstart", name, Label(frozenset(troubles)), steps)
+
+
+def test_family_is_judged_with_the_thresholds_of_its_healthy_runs() -> None:
+    far = {"rollout__kl_per_token": 0.1, "rollout__response_length": 220.0}
+    members = [calm_then(f"healthy {place}", **far) for place in range(3)]
+    broken = {"rollout__kl_per_token": math.nan}
+    farther = {"rollout__kl_per_token": 0.4, "rollout__response_length": 400.0}
+    members += [calm_then("refused", **broken), calm_then("bad", Trouble.EXPLOITING, **farther)]
+    flags = {"exploiting": 11}
+    shipped = {run.name: flags for run in members}
+    for seed in range(6):
+        rows = {row["name"]: row for row in calibrate_family(members, shipped, seed)}
+        drawn = [name for name, row in rows.items() if row["drawn"] == "calibrates"]
+        judged = {name: row for name, row in rows.items() if not row["drawn"]}
+        assert len(drawn) == 2
+        assert "refused" not in drawn
+        assert rows["refused"]["drawn"] in ("", "refused")
+        # 0.1 nats and 2.2 times the length, times 1.25
+        (healthy,) = [name for name in judged if name.startswith("healthy")]
+        assert judged[healthy]["calibrated"] == [{}]
+        assert judged["bad"]["calibrated"] == judged["bad"]["shipped"] == [flags]
+
+
+def test_calibration_helps_if_it_is_quieter_and_loses_few() -> None:
+    def compared(flagged: int, seen: int) -> page.Comparison:
+        def scored(false: int, true: int) -> Any:
+            rows = [row("x", [], {"exploiting": 1} if i < false else {}) for i in range(10)]
+            bad = ["exploiting"]
+            rows += [row("x", bad, {"exploiting": 1} if i < true else {}) for i in range(20)]
+            return score(rows, "ours", 0)
+
+        return page.Comparison(before=scored(2, 19), now=scored(flagged, seen))
+
+    changes = [compared(1, 19), compared(1, 18), compared(1, 17), compared(2, 20)]
+    assert [page.is_helped(change) for change in changes] == [True, True, False, False]
+
+
+def test_calibration_results_have_each_draw_of_each_family() -> None:
+    rows = read_lines(CALIBRATION)
+    seeds: dict[str, set[int]] = {}
+    for line in rows:
+        seeds.setdefault(line["family"], set()).add(line["seed"])
+    assert set(map(frozenset, seeds.values())) == {frozenset({0, 1, 2})}
+    for family in seeds:
+        drawn = [line for line in rows if line["family"] == family and line["drawn"]]
+        assert all(not line["troubles"] for line in drawn)
+
+
+def test_levels_are_held_and_counted_by_hand() -> None:
+    def steps(lengths: str) -> list[dict[str, float]]:
+        calm = {"rollout/kl_per_token": 0.01, "rollout/response_length": 100.0}
+        return [calm | {"rollout/response_length": 100.0 + 200.0 * int(c)} for c in lengths]
+
+    run = Trajectory("x", "x", Label(), steps("0" * 10 + "1101100000"))
+    # suspicious at the second long step; a level is left at the third calm one, or at the first
+    assert find_levels(run) == (11, 2, 4)
+
+
+def test_best_of_n_needs_what_its_gain_costs() -> None:
+    # the largest of 2 and of 4 normal scores
+    assert distance.needed_nats(0.5642) == pytest.approx(math.log(2) - 1 / 2, abs=0.01)
+    assert distance.needed_nats(1.0294) == pytest.approx(math.log(4) - 3 / 4, abs=0.01)
+    assert [distance.needed_nats(gain) for gain in (-1.0, 0.0, 20.0)] == [0.0, 0.0, 200.0]
+    assert distance.histogram_std([0.0, 2.0, 4.0], [1, 1]) == 1.0
+    assert distance.area([2.0, 3.0], [1.0, 2.0]) == 0.875
+    run = trajectory(rollout__kl=[0.0] * 3 + [1.0] * 3, rollout__response_length=[10.0] * 6)
+    scored = [step | {"rollout/score": 0.5 * (i > 2)} for i, step in enumerate(run.steps)]
+    tokens, nats, beyond, multiple = distance.largest_signals(
+        Trajectory("x", "x", Label(), scored), spread=0.5
+    )
+    assert (tokens, nats) == (pytest.approx(0.1), pytest.approx(1.0))
+    # the means of three rise by thirds; a gain of a third is taken to need the least, 0.1 nats
+    shares = (1 / 3, 2 / 3, 1.0)
+    assert beyond == pytest.approx(max(share - distance.needed_nats(share) for share in shares))
+    assert multiple == pytest.approx(10 / 3)
