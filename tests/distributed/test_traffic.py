@@ -26,8 +26,8 @@ SIZES |= {"intermediate_size": 128, "num_attention_heads": 2, "max_position_embe
 TOKENS = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
 LAYER_WEIGHTS = 4 * HIDDEN**2 + 3 * HIDDEN * 128 + 2 * HIDDEN
 CONFIG = LlamaConfig(**SIZES, **TOKENS, tie_word_embeddings=False)
-
-
+UNITS = LAYERS + 1
+"""Parts of a network that FSDP2 gathers one by one: its layers, and the rest."""
 LEAST = 4096
 """Bytes of the smallest tensor that is counted: norms and their like are smaller."""
 
@@ -116,6 +116,9 @@ def check(iteration: Iteration, *, sharded: bool) -> None:
         estimate = (2 * policy["estimate"].gathered + critic["estimate"].gathered) / 3
         assert iteration.bytes["estimate", "gathered"] == rounding(estimate, rel=0.01)
         assert iteration.bytes["update", "scattered"] == rounding(update["scattered"], rel=0.01)
+        calls = {key: iteration.calls[key, "gathered"] for key in ("score", "estimate")}
+        assert calls == {"score": UNITS, "estimate": 3 * UNITS}
+        assert iteration.calls["update", "scattered"] == 4 * UNITS  # in each of four backwards
         # checkpointing may gather a layer once more in each of four backwards
         more = iteration.bytes["update", "gathered"] - update["gathered"]
         assert 0 <= more <= 4 * 2 * LAYER_WEIGHTS * 1.01
