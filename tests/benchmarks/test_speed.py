@@ -273,3 +273,16 @@ def test_page_and_tables_agree_with_the_results() -> None:
             result = json.loads(file.with_suffix(".json").read_text("utf-8"))
             tables = report.scaling_tables if "sweeps" in result else report.comparison_tables
             assert file.read_text("utf-8") == tables(result)
+
+
+def test_readme_has_the_range_of_ppos_speed_ups() -> None:
+    speeds = [
+        ratio["speed"]
+        for file in report.RESULTS.glob("*/ppo_iteration*.json")
+        for ratio in json.loads(file.read_text("utf-8"))["ratios"]
+        if (ratio["side"], ratio["other"]) == (report.OURS, report.PEER)
+        and ratio["precision"] == ratio["other_precision"]
+    ]
+    readme = (report.PAGE.parents[1] / "README.md").read_text("utf-8")
+    expected = f"[{min(speeds):.1f} to {max(speeds):.1f} times as fast](docs/speed.md)"
+    assert expected in readme
