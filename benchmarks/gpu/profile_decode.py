@@ -5,6 +5,8 @@ the weights takes; launches, graphs and kernels of a step; what captures take; t
 beside weights and cache; and the kernels that take most of the device's time. Attention and the
 draw's cumulative sum have their own lines. Without CUDA graphs, the device waits for the host
 between kernels. Inside a graph the rest of the time is gaps between kernels, in which it does not.
+LoRA adapters have float32 weights, and decode under autocast, as `configs/ppo/hh_single_gpu.yaml`
+trains them.
 """
 
 from __future__ import annotations
@@ -169,13 +171,18 @@ def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -
     """
     device = model.device
     prompt_ids = torch.full((rows, work.prompt_max), 5, device=device)
+    mask = torch.ones_like(prompt_ids, dtype=torch.bool)
+    is_mixed = any(parameter.dtype == torch.float32 for parameter in model.parameters())
 
     def sample(max_new_tokens: int) -> None:
         options = SamplingOptions(max_new_tokens=max_new_tokens)
-        mask = torch.ones_like(prompt_ids, dtype=torch.bool)
-        generate_responses(
-            model, prompt_ids, mask, options, eos_token_ids=[], pad_token_id=0, seed=0
-        )
+        # as Lightning's plugin for bf16-mixed does
+        with torch.autocast(
+            device.type, dtype=torch.bfloat16, enabled=is_mixed, cache_enabled=False
+        ):
+            generate_responses(
+                model, prompt_ids, mask, options, eos_token_ids=[], pad_token_id=0, seed=0
+            )
 
     # the short one has the prefill, the warm-up and the capture
     short = N_SHORT
