@@ -108,6 +108,8 @@ def test_keyboard_alone_labels_twenty_comparisons(
     page = open_page(chromium, served, "Ann")
     assert "token" not in page.url
     page.screenshot(path=tmp_path / "wide_long.png")
+    answers = page.locator(".answers").bounding_box()
+    assert page.locator(".choices").bounding_box()["y"] >= answers["y"] + answers["height"]
     below = page.locator(".more").bounding_box()
     assert below["y"] + below["height"] <= WIDE["height"]  # buttons and remark beside long texts
     for number in range(20):
@@ -116,6 +118,9 @@ def test_keyboard_alone_labels_twenty_comparisons(
             assert page.title() == ENGLISH["title"]
         if number == 2:
             page.screenshot(path=tmp_path / "wide_chinese_text.png")
+            # four turns leave room, so nobody has to scroll
+            hidden = "box => box.scrollHeight - box.clientHeight"
+            assert page.locator(".dialogue").evaluate(hidden) == 0
         if number == 5:
             page.keyboard.press("r")
             page.keyboard.type("12 b u")  # a remark, in which keys are letters
@@ -176,13 +181,18 @@ def test_phone_has_buttons_in_reach_and_no_overflow(
     chromium: Any, served: Served, tmp_path: Path, scheme: str
 ) -> None:
     options = {"viewport": PHONE, "is_mobile": True, "has_touch": True, "color_scheme": scheme}
-    page = open_page(chromium, served, "Ann", **options)
+    page = open_page(chromium, served, "Ann with a very long name", **options)
+    tops = set()
     for number in range(4):
         assert overflow(page) == 0
+        progress = page.locator(".progress").bounding_box()
+        language = page.locator('button[lang="zh"]').bounding_box()
+        assert language["y"] < progress["y"] + progress["height"]  # on the same line
         page.screenshot(path=tmp_path / f"phone_{scheme}_{number}.png")
         button = page.locator('button[value="left"]')
         box = button.bounding_box()
         assert box["y"] + box["height"] <= PHONE["height"]  # without scrolling
+        tops.add(box["y"])
         if number == 0:  # a long response keeps its heading, and the strength follows the responses
             page.locator(".answer").first.evaluate("answer => scrollTo(0, answer.offsetTop + 900)")
             heading = page.locator(".answer h2").first.bounding_box()
@@ -190,6 +200,7 @@ def test_phone_has_buttons_in_reach_and_no_overflow(
             page.locator('input[value="clearly"]').tap()
         with page.expect_navigation():
             button.tap()
+    assert len(tops) == 1  # the thumb stays where it is
     page.screenshot(path=tmp_path / f"phone_{scheme}_full.png", full_page=True)
     assert page.problems == []
     assert len(read_labels(str(served.store.path))) == 4
