@@ -404,11 +404,13 @@ def logged_batch(trainer: Trainer) -> dict[str, Any]:
     """What Lightning logs of a batch as soon as its callbacks have seen its end.
 
     Returns:
-        The arguments of `Logger.log_metrics`; empty if Lightning logs nothing there.
+        The arguments of `Logger.log_metrics`; empty if Lightning logs nothing, or has logged it.
     """
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set, but not declared
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.total  # declared as its base class
+    is_logged = batches.completed == batches.processed
     # 0: Lightning logs no batch
-    if not trainer.training or every == 0 or (trainer.fit_loop.total_batch_idx + 1) % every:
+    if is_logged or every == 0 or (batches.ready % every and not trainer.should_stop):
         return {}
     logged = {
         key: float(value)

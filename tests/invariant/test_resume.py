@@ -3,6 +3,7 @@
 A run that resumes with other settings applies them, or is refused.
 """
 
+import math
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
@@ -208,6 +209,7 @@ def run_sft(root: Path, folder: Path, stop: Stop | None, ckpt_path: Path | None)
             ckpt_path=ckpt_path,
             max_epochs=3,
             limit_val_batches=1,
+            log_every_n_steps=1,
             val_check_interval=2,
         )
     return StoppedRun(module=module, batches=callback.steps, checkpoint=place)
@@ -255,6 +257,24 @@ def test_a_run_resumes_from_any_hook_again_and_again(
         checkpoint = part.checkpoint
     assert batches == whole_sft.batches
     assert_equal_states(copy_state(part.module), copy_state(whole_sft.module))
+
+
+@pytest.mark.parametrize(
+    ("hook", "is_logged"),
+    [("on_train_batch_end", False), ("on_validation_end", True), ("on_train_epoch_end", True)],
+)
+def test_checkpoint_holds_the_metrics_of_its_batch_until_they_are_logged(
+    root: Path, tmp_path: Path, hook: str, is_logged: bool
+) -> None:
+    stopped = run_sft(root, tmp_path, Stop(hook, 4), None)
+    saved = torch.load(stopped.checkpoint, weights_only=True)["logged_batch"]
+    if is_logged:
+        assert saved == {}
+    else:
+        assert saved["step"] == 3
+        assert saved["metrics"]["epoch"] == 0
+        assert math.isfinite(saved["metrics"]["sft/loss"])
+        assert not [key for key in saved["metrics"] if key.startswith("val/")]
 
 
 @pytest.mark.parametrize(
