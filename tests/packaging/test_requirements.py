@@ -160,3 +160,10 @@ def test_imports_of_a_package_are_declared(name: str, folder: Path, own: set[str
         if not declared & {canonicalize_name(d) for d in distributions.get(package, [package])}
     ]
     assert undeclared == []
+
+
+def test_training_page_lists_the_extras() -> None:
+    section = (ROOT / "docs/training.md").read_text("utf-8").split("## Extras")[1].split("\n## ")[0]
+    table = "".join(line for line in section.splitlines() if line.startswith("| `"))
+    extras = set(project("root")["optional-dependencies"])
+    assert set(re.findall(r"`([a-z]+)`", table)) == extras - DEVELOPMENT - {"docs"}
