@@ -36,6 +36,7 @@ from experiments.detector.replaying import find_flags, find_levels, name_trouble
 from experiments.detector.rules import exceeds_kl, length_drift, reward_slope, variance_collapse
 from experiments.detector.synthetic import make_run
 from experiments.exploits import study as exploits
+from experiments.frame import ROOT
 from experiments.results_file import read_lines
 from lit_callbacks import Level, Verdict
 from lit_callbacks.verdict import Trouble
@@ -374,3 +375,16 @@ def test_best_of_n_needs_what_its_gain_costs() -> None:
     shares = (1 / 3, 2 / 3, 1.0)
     assert beyond == pytest.approx(max(share - distance.needed_nats(share) for share in shares))
     assert multiple == pytest.approx(10 / 3)
+
+
+def test_readme_quotes_the_committed_results() -> None:
+    groups = page.compare_groups(read_lines(page.BEFORE_RESULT), read_lines(page.RESULT))
+    lab = groups["lab"].now
+    real = groups["real models"].now
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    quotes = (
+        f"flags {lab.untroubled} untroubled runs of the built-in world and {real.untroubled} of",
+        f"sees {lab.troubled} and {real.troubled} of the troubled ones",
+        f"names the kind of trouble right for {lab.right} and {real.right}",
+    )
+    assert all(quote in text for quote in quotes)
