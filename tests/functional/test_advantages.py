@@ -123,6 +123,9 @@ def test_informative_groups_by_hand() -> None:
     assert F.informative_groups(scores, 3, mask).tolist() == [False, True, False, False, False]
     alike = torch.full((14,), 0.1, dtype=torch.float64)  # whose mean is not 0.1
     assert not F.informative_groups(alike, 7, alike > 0).any()
+    # a score at the mean of its group has no advantage, and the group still teaches something
+    spread = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    assert F.informative_groups(spread, 3, spread >= 0).tolist() == [True]
 
 
 def test_reinforce_plus_plus_by_hand() -> None:
