@@ -44,6 +44,14 @@ def test_the_error_of_a_ratio_is_that_of_its_units() -> None:
     expected = float(values.std() / math.sqrt(4)) / 5
     assert ratio_error(values, torch.full((4,), 5.0)) == pytest.approx(expected)
     assert ratio_error(torch.ones(1), torch.ones(1)) == math.inf
+    # float32 numbers are summed in float64
+    numerators, denominators = torch.tensor([[0.1, 0.7, 0.3, 2.9], [1.1, 3.3, 0.7, 1.9]])
+    pairs = list(zip(numerators.tolist(), denominators.tolist(), strict=True))
+    total = math.fsum(x for _, x in pairs)
+    ratio = math.fsum(y for y, _ in pairs) / total
+    squares = math.fsum((y - ratio * x) ** 2 for y, x in pairs)
+    exact = math.sqrt(4 / 3 * squares) / total
+    assert ratio_error(numerators, denominators) == pytest.approx(exact, rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])

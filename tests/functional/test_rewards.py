@@ -106,3 +106,9 @@ def test_soft_overlong_penalty_is_that_of_dapo() -> None:
         expected.append(0.0 if n <= start else (start - n) / buffer if n <= longest else -1.0)
     actual = soft_overlong_penalty(torch.arange(26), longest=longest, buffer=buffer)
     assert actual.tolist() == pytest.approx(expected)
+
+
+def test_token_rewards_refuse_log_probs_of_one_dimension() -> None:
+    logprobs = torch.zeros(2)
+    with pytest.raises(ValueError, match="logprobs"):
+        F.token_rewards(torch.zeros(2), logprobs, logprobs, torch.ones(2).bool(), kl_coef=0.1)
