@@ -17,7 +17,7 @@ from secrets import token_hex
 from typing import IO, Any, NamedTuple
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-_OF_SHELL = re.compile(r"^~[^/]*|\$\{?[A-Za-z_]\w*\}?")
+_OF_SHELL = re.compile(r"^~[^/]*|\$[A-Za-z_]\w*|\$\{[^}]*\}")
 """What a shell replaces in a word that is not quoted: a home folder, and variables."""
 
 
@@ -31,9 +31,11 @@ def check_output_path(name: str, path: str) -> str:
     if _SCHEME.match(path):
         raise ValueError(f"{name}: expected a path on this machine, got the address {path}")
     if part := _OF_SHELL.search(path):
+        replaced = os.path.expandvars(os.path.expanduser(path))
+        advice = f"; write {replaced}" if replaced != path else ""
         raise ValueError(
-            f"{name}: expected a path without {part[0]}, which only a shell replaces, got {path}; "
-            f"write {os.path.expandvars(os.path.expanduser(path))}"
+            f"{name}: expected a path without {part[0]}, which only a shell replaces, got "
+            f"{path}{advice}"
         )
     if not path.strip() or "\0" in path:
         raise ValueError(f"{name}: expected a path, got {path!r}")

@@ -137,11 +137,15 @@ class DataCounts:
 
     def log_encoded(self, max_length: int) -> None:
         """Log what encoding left out, and why."""
-        if self.dropped_turns or self.cut_prompts:
-            _log_warning(
-                f"dropped the {self.dropped_turns} oldest turns of {self.shortened} dialogues "
-                f"and cut {self.cut_prompts} prompts on the left to fit max_length={max_length}"
+        shortened = []
+        if self.dropped_turns:
+            shortened.append(
+                f"dropped the {self.dropped_turns} oldest turns of {self.shortened} dialogues"
             )
+        if self.cut_prompts:
+            shortened.append(f"cut {self.cut_prompts} prompts on the left")
+        if shortened:
+            _log_warning(f"{' and '.join(shortened)} to fit max_length={max_length}")
         if self.escaped_tokens:
             _log_warning(
                 f"encoded {self.escaped_tokens} control tokens in plain text as ordinary text"

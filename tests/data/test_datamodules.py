@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from lit_rlhf.data import DataSource, PromptDataModule
+from lit_rlhf.data.counts import DataCounts
 from lit_rlhf.data.datamodules import DemonstrationDataModule, PreferenceDataModule
 from lit_rlhf.data.examples import PreferenceBatch, PromptBatch, TokenBatch
 from tests.support.tiny_models import tiny_causal_lm
@@ -230,6 +231,22 @@ def test_losses_are_counted_and_logged(
     ptx = started(prompts(write_lines(*questions(4)), tokenizer, ptx_sources=texts))
     assert ptx.counts.escaped_tokens == 2
     assert "encoded 2 control tokens in plain text as ordinary text" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("turns", "prompts", "expected"),
+    [
+        (0, 0, ""),
+        (3, 0, "dropped the 3 oldest turns of 2 dialogues to fit max_length=60"),
+        (0, 1, "cut 1 prompts on the left to fit max_length=60"),
+    ],
+)
+def test_shortened_dialogues_are_told_by_what_happened_to_them(
+    turns: int, prompts: int, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts = DataCounts(dropped_turns=turns, shortened=2 if turns else 0, cut_prompts=prompts)
+    counts.log_encoded(max_length=60)
+    assert caplog.messages == ([expected] if expected else [])
 
 
 def test_bad_settings_are_refused(write_lines: Writer, tokenizer: Tokenizer) -> None:
