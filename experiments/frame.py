@@ -117,7 +117,8 @@ def fill_template(path: Path, **values: object) -> str:
     template = Template(
         path.read_text("utf-8"), undefined=StrictUndefined, keep_trailing_newline=True
     )
-    return template.render(**values)
+    text: str = template.render(**values)
+    return text
 
 
 def format_readme() -> str:

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 from lit_rlhf.rewards.rules import SENTENCE_END
 
@@ -134,7 +135,7 @@ def label(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
 
 
 @lru_cache(maxsize=1)
-def _vader():  # noqa: ANN202  # untyped package
+def _vader() -> Any:  # noqa: ANN401  # untyped package
     from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
     return SentimentIntensityAnalyzer()

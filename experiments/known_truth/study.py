@@ -51,8 +51,15 @@ ANSWERS = 4
 PTX_COEF = 0.1
 """Weight of the language-model loss in configs/ppo."""
 RULE = "experiments.known_truth.rule"
-CURVES = ("rollout/score", "rollout/gold", "rollout/kl", "rollout/response_length")
-CURVES += ("rollout/perplexity", "rollout/distinct_2", "rollout/truncation_rate")
+CURVES = (
+    "rollout/score",
+    "rollout/gold",
+    "rollout/kl",
+    "rollout/response_length",
+    "rollout/perplexity",
+    "rollout/distinct_2",
+    "rollout/truncation_rate",
+)
 UNPENALIZED = ["--repetition_penalty", "1"]
 ON_POLICY = ["--temperature", "1", "--top_p", "1", *UNPENALIZED]
 """Options that sample from the policy itself."""
@@ -406,7 +413,8 @@ def run(
     root, base = Path(output_dir).resolve(), str(Path(base).resolve())
     demonstrations = Demonstrations(root, "demonstrations", base, 0, recipe)
     of_seeds = [Seed(root, f"seed_{seed}", base, seed, recipe) for seed in seeds]
-    for runs in (demonstrations, *of_seeds):
+    all_runs: list[Demonstrations | Seed] = [demonstrations, *of_seeds]
+    for runs in all_runs:
         name = runs.root.name
         result = read_run(Path(results), name) or {
             "criterion": VERSION,

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Template
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.drawing import STYLE, band, figure_colors, finish_panel
+from experiments.frame import fill_template
 from experiments.results_file import table
 
 PAGE_TEMPLATE = Path(__file__).with_suffix(".md.j2")
@@ -46,12 +46,12 @@ def format_page(results: Mapping[str, Any]) -> str:
     Args:
         results: Results of the finished steps by name, and `settings`.
     """
-    template = Template(PAGE_TEMPLATE.read_text("utf-8"), keep_trailing_newline=True)
     runs = [
         {"name": name, **step["result"]} for name, step in sorted(results.items()) if is_ppo(name)
     ]
     reports = {name: figures_of(results, f"report_{name}") for name in ("reward", "reward_lora")}
-    return template.render(
+    return fill_template(
+        PAGE_TEMPLATE,
         perplexity={name: perplexity(results, name) for name in ("base", "sft", "sft_lora")},
         accuracy={name: share(r["accuracy"]) if r else NOT_RUN for name, r in reports.items()},
         gain="" if reports["reward"] is None else format_gain(reports["reward"]),
@@ -106,8 +106,8 @@ def format_tables(results: Mapping[str, Any]) -> str:
         "total": format_total(results),
         "times": format_times(results),
     }
-    template = Template(TABLES_TEMPLATE.read_text("utf-8"), keep_trailing_newline=True)
-    return template.render(
+    return fill_template(
+        TABLES_TEMPLATE,
         max_response=settings["sizes"]["max_response"],
         machine=settings["machine"],
         precision=settings["precision"],
@@ -158,7 +158,7 @@ def format_reward_models(results: Mapping[str, Any]) -> str:
         "gold": "gold: with LM imitation, other and more data",
     }
     rows = []
-    sources = []
+    sources: list[str] = []
     judged = []
     for name, title in titles.items():
         figures = figures_of(results, f"report_{name}")

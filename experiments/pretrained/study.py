@@ -220,14 +220,14 @@ class Benchmark:
             steps.append(self.evaluate(f"policies_{seed}", 3, ("sft", *runs), seed))
         first = seeds[0]
         second = seeds[1:2]
-        runs = [f"{name}_{first}" for name in FASTER_RUNS]
+        faster_runs = [f"{name}_{first}" for name in FASTER_RUNS]
         steps += [
             self.fit_ppo(f"{name}_{first}", 4, first, factor)
             for name, factor in FASTER_RUNS.items()
         ]
         faster = FASTER_RUNS["ppo_faster"]
         steps += [self.fit_ppo(f"ppo_faster_{seed}", 4, seed, faster) for seed in second]
-        return [*steps, self.evaluate(f"faster_policies_{first}", 4, ("sft", *runs), first)]
+        return [*steps, self.evaluate(f"faster_policies_{first}", 4, ("sft", *faster_runs), first)]
 
     def measure(self, name: str, part: int, model: str) -> Step:
         """A step that measures the perplexity of the chosen responses of the test pairs."""
@@ -246,7 +246,7 @@ class Benchmark:
             start: Folder of the model that it starts from, or the name of a run.
             **options: Further options of the module.
         """
-        data = {"train_sources": self.sources(self.part_of(name))}
+        data: dict[str, Any] = {"train_sources": self.sources(self.part_of(name))}
         if name == "gold":
             data["seed"] = GOLD_SEED
         if "network" in options:
@@ -357,8 +357,16 @@ class Benchmark:
 
         def collect() -> dict[str, Any]:
             report = read_json(output / "report.json")
-            keys = ("accuracy", "by_source", "gain", "length_baseline", "calibration_error")
-            keys += ("difference_by_length", "perplexity", "pairwise_loss")
+            keys = (
+                "accuracy",
+                "by_source",
+                "gain",
+                "length_baseline",
+                "calibration_error",
+                "difference_by_length",
+                "perplexity",
+                "pairwise_loss",
+            )
             return {key: report[key] for key in keys}
 
         return Step(f"report_{model}", part, command, collect)

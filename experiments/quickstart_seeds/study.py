@@ -203,9 +203,9 @@ def run_one(output_dir: str, seed: int, arithmetic: str) -> None:
     stage("preferences", stages.label_preferences)
     stage("reward", lambda: stages.fit_reward("reward.yaml", *overlays))
     # named, or the overlay would add its own name to the run's
-    vanilla = ("ppo_max.yaml", "ppo_vanilla.yaml", *overlays)
+    vanilla: list[str | Path] = ["ppo_max.yaml", "ppo_vanilla.yaml", *overlays]
     stage("ppo_vanilla", lambda: stages.fit_ppo(vanilla, "--name", "ppo_vanilla"))
-    stage("ppo_max", lambda: stages.fit_ppo(("ppo_max.yaml", *overlays), "--name", "ppo_max"))
+    stage("ppo_max", lambda: stages.fit_ppo(["ppo_max.yaml", *overlays], "--name", "ppo_max"))
     stage("evaluation", lambda: stages.evaluate("sft", "ppo_vanilla", "ppo_max"))
     result = judge_run(root, seed, arithmetic, sum(minutes.values()))
     write_run(RESULTS, f"seed_{seed}_{arithmetic}", result.as_dict())

@@ -40,6 +40,7 @@ from lit_rlhf.files import write_text
 from lit_rlhf.rollout import SamplingOptions
 from lit_rlhf.tools.commands.quickstart import Quickstart
 from lit_rlhf.tools.evaluation import generate_from_models
+from lit_rlhf.tools.evaluation.labels import Choice
 from lit_rlhf.tools.evaluation.responses import read_response_lines
 from lit_rlhf.tools.lab import gold_reward
 from lit_rlhf.tools.labelling import (
@@ -155,7 +156,7 @@ def label_samples(stages: Quickstart, policy: Path, name: str, *, first_prompt: 
             [compared.response_a, compared.response_b],
             [bool(compared.ended_a), bool(compared.ended_b)],
         )
-        better = "a" if golds[0] > golds[1] else "b"
+        better: Choice = "a" if golds[0] > golds[1] else "b"
         if errors.random() < ERRORS:
             better = "b" if better == "a" else "a"
         schedule.save(task, "tie" if golds[0] == golds[1] else better)

@@ -58,12 +58,20 @@ def train(folder: Path, name: str, seed: int, stop: str | None = None) -> dict[s
     words = {word: i for i, word in enumerate(["<pad>", "<eos>", *LETTERS])}
     base = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     base.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=base, pad_token="<pad>", eos_token="<eos>", padding_side="left"
     )
-    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64}
-    special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(words), **sizes, **special))
+    config = GPT2Config(
+        vocab_size=len(words),
+        n_layer=2,
+        n_head=2,
+        n_embd=32,
+        n_positions=64,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=1,
+    )
+    model = GPT2LMHeadModel(config)
     start = folder / "start"
     model.save_pretrained(start)
     tokenizer.save_pretrained(start)

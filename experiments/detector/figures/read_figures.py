@@ -160,8 +160,8 @@ def main(pdf: str) -> None:
                     )
                     for x in curves[""]["update"]
                 ]
-        for run, columns in curves.items():
-            name = f"{figure}_{run}" if run else figure
+        for run_name, columns in curves.items():
+            name = f"{figure}_{run_name}" if run_name else figure
             keys = [
                 key
                 for key in ("update", "win_rate", "reward", "length", "kl_per_token", "perplexity")
