@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lit_rlhf.cli.main import main
-from tests.faults.results import files_of
+from tests.support.run_results import files_of
 from tests.support.stages import short_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")

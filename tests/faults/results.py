@@ -6,10 +6,7 @@ from typing import Any
 
 import torch
 
-from lit_callbacks import read_run
-
-Scalars = dict[str, list[tuple[int, str]]]
-"""Points of step and value by key of a run's events."""
+from tests.support.run_results import files_of, logged
 
 
 def contents(folder: Path) -> dict[str, int]:
@@ -46,25 +43,6 @@ def results_of_fit(folder: Path, last_batch: int) -> dict[str, Any]:
         parts = ("state_dict", "optimizer_states", "lr_schedulers", "random_state")
         files |= {name: plain(saved[name]) for name in parts}
     return files
-
-
-def files_of(folder: Path) -> dict[str, Any]:
-    """All files of a model: weights, tokenizer, contract, card and manifest."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def logged(folder: Path) -> dict[str, Any]:
-    """Scalars of a run's events that do not measure time or memory, and its samples."""
-    curves = read_run("run", folder).curves
-    measured = ("time/", "memory/", "throughput/")
-    scalars: Scalars = {
-        key: [(point.step, repr(point.value)) for point in curve.points]
-        for key, curve in curves.items()
-        if not key.startswith(measured)
-    }
-    samples = folder / "samples.jsonl"
-    return {"scalars": scalars, "samples": samples.read_bytes() if samples.exists() else b""}
 
 
 def without_cost(report: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from lit_rlhf.models import load_causal_lm, load_scalar_model
 from lit_rlhf.modules import ChangedRunError, PPOModule, RewardModule, SFTModule, option_names
 from lit_rlhf.modules.resume import CHANGES, REMARKS, Change, change_of
 from lit_rlhf.strategies import find_newest_checkpoint
-from tests.faults.results import files_of, logged
+from tests.support.run_results import files_of, logged
 from tests.support.saved_runs import STOPPED_AT, SaveOnce
 from tests.support.stages import (
     MOVING,

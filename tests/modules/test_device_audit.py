@@ -267,10 +267,10 @@ def test_a_decoding_step_launches_a_bounded_number_of_kernels(
     n_rows: set[int] = set()
     decode = Decoder._decode
 
-    def counted(self: Decoder, *args: Any) -> None:
+    def counted(self: Decoder, n: int, width: int | None = None) -> None:
         before = sum(audits[0].kernels.values())
-        n_rows.add(args[0])
-        decode(self, *args)
+        n_rows.add(n)
+        decode(self, n, width=width)
         n_kernels.add(sum(audits[0].kernels.values()) - before)
 
     audits: list[PretendCuda] = []

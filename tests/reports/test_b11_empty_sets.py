@@ -95,7 +95,7 @@ def test_minibatch_without_tokens_does_not_count_in_means(
     def update(order: list[list[int]]) -> dict[str, float]:
         monkeypatch.setattr(
             "lit_rlhf.ppo.algorithm.iterate_minibatches",
-            lambda *_: iter(map(torch.tensor, order)),
+            lambda *_, **__: iter(map(torch.tensor, order)),
         )
         ppo = build_ppo()
         metrics = ppo.update(experience, build_stepper(ppo), generator())

@@ -106,5 +106,5 @@ def test_a_finding_has_its_status_its_name_and_what_to_change() -> None:
 
 def test_a_report_is_plain_data() -> None:
     report = Report({"ratio": Finding(Status.FAILURE, "1.1", "Do.")})
-    check = {"check": "ratio", "status": "failure", "found": "1.1", "change": "Do."}
+    check = {"check": "ratio", "status": "failure", "observation": "1.1", "change": "Do."}
     assert report.as_dict() == {"failed": True, "substitution": "", "checks": [check]}
