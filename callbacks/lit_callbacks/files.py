@@ -202,7 +202,9 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401  # JSON types
         RepeatedKeyError: If an object gives a key twice.
     """
     try:
-        return json.loads(text, object_pairs_hook=_make_object)
+        if isinstance(text, bytes):  # finds the encoding
+            return json.loads(text, object_pairs_hook=_make_object)
+        return _DECODER.decode(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
@@ -213,6 +215,10 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if repeated is not None:
         raise RepeatedKeyError(repeated)
     return content
+
+
+# `json.loads` would build a decoder for each line, which takes as long as reading the line
+_DECODER = json.JSONDecoder(object_pairs_hook=_make_object)
 
 
 def find_repeated(names: Iterable[str]) -> str | None:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # in its docs
 
 from lit_rlhf.data.records import Location, RecordError, Row
+from lit_rlhf.files import RepeatedKeyError, find_repeated, parse_json
 from lit_rlhf.hub import find_hub_problem
 from lit_rlhf.paths import (
     CSV_SUFFIXES,
@@ -52,7 +53,7 @@ def read_file(path: str, source: str = "") -> Iterator[Row | RecordError]:
     lower = path.lower()
     try:
         if lower.endswith(TABLE_SUFFIXES):
-            if twice := _find_twice(_read_column_names(path)):
+            if twice := find_repeated(_read_column_names(path)):
                 raise RecordError(Location(path), "a column twice", detail=repr(twice))
             # `datasets` takes a path for a pattern: `pairs[1].parquet` would be `pairs1.parquet`
             rows = datasets.load_dataset(
@@ -192,7 +193,7 @@ def _read_csv(file: BufferedIOBase, path: str, source: str) -> Iterator[Row | Re
     try:
         names = next(reader, [])
         # spreadsheets write several columns without a name
-        if twice := _find_twice(filter(None, names)):
+        if twice := find_repeated(filter(None, names)):
             raise RecordError(Location(path, 1), "a column twice", detail=repr(twice))
         first = reader.line_num + 1
         for cells in reader:
@@ -227,46 +228,19 @@ def _read_lines(file: BufferedIOBase, path: str, source: str) -> Iterator[Row | 
             yield error
 
 
-class _KeyTwiceError(ValueError):
-    """An object of JSON has a key twice; its argument is the key."""
-
-
-def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a key that is given twice: the last would win."""
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise _KeyTwiceError(_find_twice(key for key, _ in pairs))
-    return fields
-
-
-# `json.loads` would build a decoder for each line, which takes as long as reading the line
-_DECODER = json.JSONDecoder(object_pairs_hook=_make_object)
-
-
 def _parse_json(text: str, location: Location, reason: str) -> Any:  # noqa: ANN401
     try:
-        return _DECODER.decode(text)
-    except _KeyTwiceError as error:
-        (key,) = error.args
-        raise RecordError(location, "a key twice", detail=repr(key)) from None
+        return parse_json(text)
+    except RepeatedKeyError as error:
+        raise RecordError(location, "a key twice", detail=repr(error.key)) from None
     except json.JSONDecodeError as error:
         if not location.line:
             location = Location(location.file, error.lineno)
         detail = f"{error.msg} at column {error.colno}"
         raise RecordError(location, reason, detail=detail) from error
     # Python reads neither integers of more than 4300 digits, nor nesting beyond its stack.
-    except (ValueError, RecursionError) as error:
-        raise RecordError(location, reason, detail=str(error)) from error
-
-
-def _find_twice(names: Iterable[str]) -> str:
-    """The first name that is there twice; empty if there is none."""
-    earlier: set[str] = set()
-    for name in names:
-        if name in earlier:
-            return name
-        earlier.add(name)
-    return ""
+    except ValueError as error:
+        raise RecordError(location, reason, detail=str(error.__cause__ or error)) from error
 
 
 def _make_row(value: object, location: Location, source: str) -> Row | RecordError:

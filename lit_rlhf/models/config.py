@@ -19,10 +19,9 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
-from lit_callbacks.files import RepeatedKeyError, parse_json
 from lit_rlhf.checks import check_choice, check_count, check_number, check_positive
 from lit_rlhf.choices import DType as DType
-from lit_rlhf.files import PARTIAL, read_text
+from lit_rlhf.files import PARTIAL, RepeatedKeyError, parse_json, read_text
 from lit_rlhf.hub import find_hub_problem
 from lit_rlhf.paths import WRONG_VALUES as WRONG_VALUES
 from lit_rlhf.paths import check_model_path as check_model_path
