@@ -125,18 +125,31 @@ def _split_folders(logs: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(split))
 
 
-def _read_renamed(log: str, names: Mapping[str, str] | None) -> list[dict[str, float]]:
-    """The steps of a log, with the watched metrics under the monitors' keys.
+def _rename_metrics(
+    steps: Iterable[Mapping[str, float]], names: Mapping[str, str]
+) -> list[dict[str, float]]:
+    """The steps of a log, with the watched metrics under the monitors' keys, too.
 
     Args:
-        log: A log, see `read_run`.
-        names: Names of its metrics by the monitors' keys, besides those that are recognized.
+        steps: Metrics by their names in the log, step by step.
+        names: Names of metrics by the monitors' keys.
     """
-    steps = list(read_logged_steps(log).values())
-    known = find_names(key for step in steps for key in step) | dict(names or {})
     return [
-        step | {key: step[name] for key, name in known.items() if name in step} for step in steps
+        dict(step) | {key: step[name] for key, name in names.items() if name in step}
+        for step in steps
     ]
+
+
+def _find_all_names(
+    steps: Iterable[Mapping[str, float]], names: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Names of a log's metrics by the monitors' keys: recognized ones, and others.
+
+    Args:
+        steps: Metrics by their names in the log, step by step.
+        names: Names of metrics by the monitors' keys, which go before recognized ones.
+    """
+    return find_names(key for step in steps for key in step) | dict(names or {})
 
 
 def _calibrated_signals(watch: Watch, runs: Iterable[Sequence[Mapping[str, float]]]) -> set[str]:
@@ -177,7 +190,9 @@ def watch_logs(
     thresholds: dict[str, dict[str, float]] = {}
     calm: dict[str, list[dict[str, float]]] = {}
     if healthy:
-        calm = {log: _read_renamed(log, names) for log in _split_folders(healthy)}
+        for log in _split_folders(healthy):
+            healthy_steps = read_logged_steps(log).values()
+            calm[log] = _rename_metrics(healthy_steps, _find_all_names(healthy_steps, names))
         template = Watch(votes=votes, responses=responses, preset=preset)
         try:
             changes = template.calibrate(list(calm.values()))
@@ -198,9 +213,9 @@ def watch_logs(
                 steps = read_logged_steps(log)
             except EmptyLogError:
                 steps = {}
-            watch.names = find_names(k for s in steps.values() for k in s) | dict(names or {})
+            watch.names = _find_all_names(steps.values(), names)
             if healthy and steps and not judged[log]:
-                shared = _calibrated_signals(watch, [_read_renamed(log, names)])
+                shared = _calibrated_signals(watch, [_rename_metrics(steps.values(), watch.names)])
                 if not shared & (known := _calibrated_signals(watch, calm.values())):
                     raise ValueError(
                         f"--healthy: expected runs with a signal that {log} has, too (it has "
