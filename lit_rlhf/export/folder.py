@@ -1,6 +1,7 @@
 """Reads the model in a folder or GGUF file, of this or another program, for an export."""
 
 import importlib.util
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -28,6 +30,7 @@ from lit_rlhf.models import (
     ModelOptions,
     add_base_weights,
     check_gguf_size,
+    check_stored_names,
     find_stored_head,
     is_classifier,
     load_adapter_folder,
@@ -175,6 +178,21 @@ def _named_gguf_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+def _list_lost_layers(path: Path, config: PreTrainedConfig) -> list[str]:
+    """Names of a GGUF file's tensors in layers that its network lacks: transformers skips them.
+
+    Args:
+        path: The file.
+        config: The network that the file describes.
+    """
+    from gguf import GGUFReader  # an extra
+
+    n_layers: int = config.get_text_config().num_hidden_layers
+    names = [tensor.name for tensor in GGUFReader(path).tensors]
+    layers = {name: re.match(r"blk\.(\d+)\.", name) for name in names}
+    return [name for name, layer in layers.items() if layer and int(layer[1]) >= n_layers]
+
+
 def load_gguf_model(
     path: str | Path, network: NetworkName | None = None, dtype: DType | None = None
 ) -> ExportableModel:
@@ -207,10 +225,16 @@ def load_gguf_model(
         config = AutoConfig.from_pretrained(**source)
     check_gguf_size(path, config)  # before weights are allocated
     with _named_gguf_errors(path):
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=options.torch_dtype)
+        lost_layers = _list_lost_layers(path, config)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            **source, dtype=options.torch_dtype, output_loading_info=True
+        )
         tokenizer = cast(
             PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(**source, padding_side="left")
         )
+    model: PreTrainedModel = loaded[0]
+    # transformers initializes missing weights at random
+    check_stored_names(model, path, missing=loaded[1]["missing_keys"], unused=lost_layers)
     # The weights are plain now, and the saved folder must not name the file. It holds no more than
     # the settings that the model itself needs.
     del model.config.quantization_config

@@ -27,6 +27,7 @@ from lit_rlhf.models.interop import HeadFormat as HeadFormat
 from lit_rlhf.models.interop import add_base_weights as add_base_weights
 from lit_rlhf.models.interop import find_stored_head as find_stored_head
 from lit_rlhf.models.loading import build_random_scalar_model as build_random_scalar_model
+from lit_rlhf.models.loading import check_stored_names as check_stored_names
 from lit_rlhf.models.loading import load_causal_lm as load_causal_lm
 from lit_rlhf.models.loading import load_lm_head as load_lm_head
 from lit_rlhf.models.loading import load_scalar_model as load_scalar_model

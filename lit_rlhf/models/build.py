@@ -2,14 +2,13 @@
 
 import json
 import textwrap
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel, TaskType
+from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
 from safetensors import safe_open
 from torch import Tensor
 from transformers import (
@@ -22,10 +21,10 @@ from transformers import (
 
 from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models.config import ModelOptions, read_config
-from lit_rlhf.models.heads import set_heads
+from lit_rlhf.models.heads import check_whole, set_heads
 from lit_rlhf.models.interop import find_stored_head
-from lit_rlhf.models.loading import load_causal_lm, load_scalar_model
-from lit_rlhf.models.prepare import add_adapters, ignore_peft_warning, private_rng
+from lit_rlhf.models.loading import list_names, load_causal_lm, load_scalar_model
+from lit_rlhf.models.prepare import add_adapters, check_rank, ignore_peft_warning, private_rng
 from lit_rlhf.models.saving import SCORE_WEIGHT, match_score_bias
 from lit_rlhf.models.tying import assign_weights
 from lit_rlhf.sandbox import SandboxError, match_names, try_in_fork
@@ -96,6 +95,7 @@ def load_adapter_folder(
     file = Path(path) / ADAPTER_WEIGHTS
     if not file.is_file():
         raise ValueError(f"path: expected adapters with safetensors weights, got no {file}")
+    check_whole(file)
     config = PeftConfig.from_pretrained(str(path))
     source = base or config.base_model_name_or_path or ""
     if config.task_type == TaskType.CAUSAL_LM:
@@ -124,12 +124,17 @@ def load_adapter_folder(
             "expression that takes very long"
         ) from error
     inner = unwrap_model(model)
+    config.inference_mode = True
+    config.base_model_name_or_path = inner.name_or_path
     try:
+        if isinstance(config, LoraConfig):
+            for rank in (config.r, *(config.rank_pattern or {}).values()):
+                check_rank(f"rank in {ADAPTER_CONFIG}", rank, inner)
         with ignore_peft_warning():
-            warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below
-            # memory is used when the weights arrive: the configuration may have any rank
-            adapted = PeftModel.from_pretrained(inner, str(path), low_cpu_mem_usage=True)
-    except (ValueError, TypeError, RuntimeError) as error:
+            adapted: PeftModel = get_peft_model(inner, config, low_cpu_mem_usage=True)
+            # `PeftModel.from_pretrained` would not tell which weights it has no place for
+            loaded = adapted.load_adapter(str(path), "default", low_cpu_mem_usage=True)
+    except (ValueError, TypeError, RuntimeError, KeyError) as error:  # the last: a head is missing
         raise ValueError(
             f"path: expected adapters in {path} that fit {type(inner).__name__} of {source}, got "
             f"{textwrap.shorten(str(error), 1000)}"
@@ -139,6 +144,11 @@ def load_adapter_folder(
         raise ValueError(
             f"path: expected the weights of all adapters that {ADAPTER_CONFIG} names in {file}, "
             f"got none of {len(missing)}, the first {missing[0]}"
+        )
+    if unused := sorted(loaded.unexpected_keys):
+        raise ValueError(
+            f"path: expected that {ADAPTER_CONFIG} names all modules whose adapters are in {file}, "
+            f"got no place for {list_names(unused)}"
         )
     return adapted
 

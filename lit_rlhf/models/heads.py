@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
@@ -164,7 +165,27 @@ def save_lm_head(lm_head: Mapping[str, Tensor], folder: Path) -> None:
 def read_lm_head(folder: str | Path) -> nn.Linear | None:
     """Read the output layer in a reward model's folder; `None` if there is none."""
     path = Path(folder) / _LM_HEAD_FILE
-    return linear_layer(**load_file(path)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    check_whole(path)
+    state = load_file(path)
+    weight = state.get("weight")
+    if weight is None or weight.dim() != 2 or not state.keys() <= {"weight", "bias"}:
+        raise ValueError(
+            f"path: expected a matrix `weight` and perhaps `bias` in {path}, got {', '.join(state)}"
+        )
+    return linear_layer(**state)
+
+
+def check_whole(file: Path) -> None:
+    """Refuse a file of weights that is cut off or no safetensors file."""
+    try:
+        with safe_open(file, framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise ValueError(
+            f"path: expected a whole safetensors file, got {file}, which cannot be read: {error}"
+        ) from error
 
 
 def set_scalar_padding(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import (
@@ -42,8 +42,10 @@ from transformers.utils.hub import cached_file
 from lit_rlhf.choices import HeadFormat as HeadFormat
 from lit_rlhf.forward import trunk_of
 from lit_rlhf.models.config import is_classifier
+from lit_rlhf.models.heads import check_whole
 
-_HEAD_NAMES = ("score", "value_head", "reward_head", "v_head.summary")
+HEAD_NAMES = ("score", "value_head", "reward_head", "v_head.summary")
+"""Names of scalar heads in the files of the projects above."""
 _TRL_PREFIX = "pretrained_model."
 _TRL_HEAD = "v_head.summary"
 _DELTA_ARCHITECTURES = ("LlamaRewardModel", "Llama")  # in the configs of published delta weights
@@ -66,7 +68,7 @@ class _StoredHead(NamedTuple):
 
     def is_plain(self, config: PreTrainedConfig) -> bool:
         """Whether the class that the model's config names loads the head as it is."""
-        standard = self.name == _HEAD_NAMES[0] and self.bias is None
+        standard = self.name == HEAD_NAMES[0] and self.bias is None
         return standard and is_classifier(config) and config.num_labels == 1
 
     @property
@@ -88,8 +90,8 @@ def find_stored_head(
     Returns:
         The head; `None` if there is none.
     """
-    first = getattr(config, "value_head_prefix", None) or _HEAD_NAMES[0]
-    head_names = (first, *(name for name in _HEAD_NAMES if name != first))
+    first = getattr(config, "value_head_prefix", None) or HEAD_NAMES[0]
+    head_names = (first, *(name for name in HEAD_NAMES if name != first))
     tensors = _read_single_output_tensors(path, pickled_weights)
     layers = [name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.dim() == 2]
     # classifiers of other architectures have a name of their own, which transformers knows
@@ -116,16 +118,11 @@ def _read_single_output_tensors(path: str | Path, pickled_weights: bool) -> dict
     rows = {}
     for file in _find_files_outside_layers(path, pickled_weights):
         if file.suffix == ".safetensors":
-            try:
-                with safe_open(file, framework="pt") as stored:
-                    for name in filter(_is_outside_layers, stored.keys()):
-                        if stored.get_slice(name).get_shape()[:1] == [1]:
-                            rows[name] = stored.get_tensor(name)
-            except SafetensorError as error:
-                raise ValueError(
-                    f"path: expected a whole safetensors file, got {file}, which cannot be read: "
-                    f"{error}"
-                ) from error
+            check_whole(file)
+            with safe_open(file, framework="pt") as stored:
+                for name in filter(_is_outside_layers, stored.keys()):
+                    if stored.get_slice(name).get_shape()[:1] == [1]:
+                        rows[name] = stored.get_tensor(name)
         else:
             for name, tensor in _load_plain_tensors(file).items():
                 if _is_outside_layers(name) and tensor.shape[:1] == (1,):

@@ -7,7 +7,7 @@ the modes that PPO needs.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,13 +48,19 @@ from lit_rlhf.models.heads import (
     linear_layer,
     set_scalar_padding,
 )
-from lit_rlhf.models.interop import check_not_delta_weights, find_stored_head
+from lit_rlhf.models.interop import HEAD_NAMES, check_not_delta_weights, find_stored_head
 from lit_rlhf.models.prepare import prepare_model, private_rng
 from lit_rlhf.models.sharing import copy_sharing_weights
 from lit_rlhf.models.tying import note_untied_embeddings
 from lit_rlhf.sandbox import check_tokenizer_file
 
 _LOADING_ERRORS = (SafetensorError, ArithmeticError, NotImplementedError, ValueError)
+
+_SCALAR_HEADS = tuple(f"{name}." for name in HEAD_NAMES)
+"""What the weights of scalar heads begin with. A language model ignores them, and a scalar model
+gets them from `find_stored_head`."""
+_OUTPUT_LAYERS = ("lm_head.", "embed_out.")
+"""What the weights of output layers begin with, which scalar models ignore."""
 
 
 def load_causal_lm(
@@ -370,32 +376,64 @@ def _load_pretrained(
             f"path: expected weights of the sizes in the configuration at {path}, got {name} of "
             f"{list(stored)}, not {list(configured)}"
         )
-    _check_complete_and_finite(model, path, sorted(loaded[1]["missing_keys"]))
+    check_stored_names(
+        model,
+        path,
+        missing=loaded[1]["missing_keys"],
+        unused=loaded[1]["unexpected_keys"],
+    )
+    _check_finite(model, path)
     note_untied_embeddings(model)
     if not delta_weights:
         check_not_delta_weights(model, path)
     return model
 
 
-@torch.no_grad()
-def _check_complete_and_finite(
-    model: PreTrainedModel, path: str | Path, missing: Sequence[str]
+def check_stored_names(
+    model: PreTrainedModel, path: str | Path, *, missing: Iterable[str], unused: Iterable[str]
 ) -> None:
-    """Refuse weights that are missing or not finite."""
+    """Refuse files that do not have just the weights of the network in their configuration.
+
+    Args:
+        model: The network.
+        path: Folder, file or hub id that it was loaded from.
+        missing: Names of its weights that the files do not have.
+        unused: Names in the files that it has no weight for, apart from what transformers knows to
+            be of no use in such a network, for instance masks that older releases stored.
+    """
+    network = type(model).__name__
+    if missing := sorted(missing):
+        raise ValueError(
+            f"path: expected all weights of {network} in {path}, got no {list_names(missing)}"
+        )
+    other_heads = _SCALAR_HEADS if model.can_generate() else (*_SCALAR_HEADS, *_OUTPUT_LAYERS)
+    if unused := sorted(name for name in unused if not name.startswith(other_heads)):
+        raise ValueError(
+            f"path: expected a network with a place for all weights in {path}, got {network} "
+            f"without {list_names(unused)}; its configuration belongs to another model"
+        )
+
+
+def list_names(names: Sequence[str]) -> str:
+    """List the first of some names, and count the others."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{', '.join(names[:5])}{more}"
+
+
+@torch.no_grad()
+def _check_finite(model: PreTrainedModel, path: str | Path) -> None:
+    """Refuse weights that are not finite."""
     # the smallest and the largest number are NaN if any number is
     bad = [
         name
         for name, weight in model.named_parameters()
         if weight.is_floating_point() and not all(map(math.isfinite, weight.aminmax()))
     ]
-    problems = ((missing, "all", "no"), (bad, "finite", "NaN or infinity in"))
-    for names, expected, actual in problems:
-        if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            raise ValueError(
-                f"path: expected {expected} weights of {type(model).__name__} in {path}, got "
-                f"{actual} {', '.join(names[:5])}{more}"
-            )
+    if bad:
+        raise ValueError(
+            f"path: expected finite weights of {type(model).__name__} in {path}, got NaN or "
+            f"infinity in {list_names(bad)}"
+        )
 
 
 def _set_padding_of_tokenizer(

@@ -123,6 +123,7 @@ def add_adapters(
     """
     if options.lora_rank == 0:
         return model
+    check_rank("network.lora_rank", options.lora_rank, model)
     patterns = [rf"{re.escape(name)}\..*" for name in without]
     if options.lora_targets == "all-linear" and model.config.model_type in MAMBA_TYPES:
         patterns.append(MAMBA_KERNEL_LAYERS)
@@ -149,6 +150,21 @@ def add_adapters(
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return adapted
+
+
+def check_rank(name: str, rank: int, model: PreTrainedModel) -> None:
+    """Refuse a rank of adapters beyond the network's width, before memory is taken for them.
+
+    Such adapters have more weights than what they adapt, and can learn nothing more.
+
+    Args:
+        name: Where the rank comes from, for the error.
+        rank: The rank.
+        model: The network.
+    """
+    width: int = model.config.get_text_config().hidden_size
+    if rank > width:
+        raise ValueError(f"{name}: expected at most the width of the network, {width}, got {rank}")
 
 
 def use_fused_kernels(model: ModuleT) -> ModuleT:

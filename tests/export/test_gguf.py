@@ -3,6 +3,7 @@
 import importlib.util
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -85,6 +86,35 @@ def test_network_that_the_file_does_not_fill_is_refused(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ValueError, match=r"that its weights fill, got .*empty\.gguf"):
         load_gguf_model(path)
+
+
+def test_layers_that_the_file_does_not_count_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        count = gguf.GGUFWriter.add_block_count
+        patched.setattr(gguf.GGUFWriter, "add_block_count", lambda writer, _: count(writer, 1))
+        write_tiny_gguf(tmp_path / "few.gguf")
+    message = r"all weights in .*few\.gguf, got LlamaForCausalLM without blk\.1\."
+    with pytest.raises(ValueError, match=message):
+        load_gguf_model(tmp_path / "few.gguf")
+
+
+def test_weights_that_the_file_lacks_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        add = gguf.GGUFWriter.add_tensor
+
+        def add_others(writer: gguf.GGUFWriter, name: str, *values: Any, **options: Any) -> None:
+            if name != "blk.1.attn_v.weight":
+                add(writer, name, *values, **options)
+
+        patched.setattr(gguf.GGUFWriter, "add_tensor", add_others)
+        write_tiny_gguf(tmp_path / "less.gguf")
+    message = r"all weights of .*less\.gguf, got no model\.layers\.1\.self_attn\.v_proj\.weight$"
+    with pytest.raises(ValueError, match=message):
+        load_gguf_model(tmp_path / "less.gguf")
 
 
 def test_unreadable_files_are_refused(

@@ -77,7 +77,10 @@ def adapters(folder: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"r": 10**4}, "expected adapters in .* that fit LlamaForCausalLM .* size mismatch"),
+        ({"r": 3}, "expected adapters in .* that fit LlamaForCausalLM .* size mismatch"),
+        ({"r": 10**9}, "expected adapters in .* at most the width of the network, 16, got 1000000"),
+        ({"rank_pattern": {"q_proj": 17}}, "expected adapters in .* at most the .*, 16, got 17"),
+        ({"r": "2"}, "expected adapters in .* not supported between instances of 'str' and 'int'"),
         ({"target_modules": "nothing"}, "expected adapters in .* that fit .* nothing not found"),
     ],
 )
@@ -89,6 +92,31 @@ def test_adapters_that_do_not_fit_are_refused(
     with pytest.raises(ValueError, match=f"^path: {message}") as caught:
         load_adapter_folder(adapters, ModelOptions(), str(folder))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+def test_adapters_that_the_configuration_does_not_name_are_refused(
+    scalar: bool, folder: Path, tmp_path: Path
+) -> None:
+    model = load_scalar_model(folder, LORA, head_seed=0) if scalar else load_causal_lm(folder, LORA)
+    save_adapter_folder(model, tiny_tokenizer(), tmp_path)  # type: ignore[arg-type]
+    load_adapter_folder(tmp_path, ModelOptions(), str(folder))
+    config = json.loads((tmp_path / ADAPTER_CONFIG).read_text("utf-8"))
+    others = ("q_proj", "down_proj")
+    named = [name for name in config["target_modules"] if not name.endswith(others)]
+    assert len(named) == len(config["target_modules"]) - 4
+    (tmp_path / ADAPTER_CONFIG).write_text(json.dumps(config | {"target_modules": named}), "utf-8")
+    module = r"base_model\.model\.model\.layers\.\d\.\S+\.weight"
+    message = f"names all modules .*{ADAPTER_WEIGHTS}, got no place for {module}.* and 3 more$"
+    with pytest.raises(ValueError, match=message):
+        load_adapter_folder(tmp_path, ModelOptions(), str(folder))
+
+
+def test_adapters_that_are_cut_off_are_refused(adapters: Path, folder: Path) -> None:
+    file = adapters / ADAPTER_WEIGHTS
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=rf"expected a whole safetensors .*{file.name}, which"):
+        load_adapter_folder(adapters, ModelOptions(), str(folder))
 
 
 def test_adapters_without_their_weights_are_refused(adapters: Path, folder: Path) -> None:

@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from lit_rlhf.forward import hidden_states, logits_from_hidden, token_logits
 from lit_rlhf.models import ModelOptions, load_lm_head, load_scalar_model
-from lit_rlhf.models.heads import copy_lm_head
+from lit_rlhf.models.heads import copy_lm_head, read_lm_head
 from tests.support.tiny_models import tiny_causal_lm
 
 Folder = Callable[[str], Path]
@@ -40,3 +41,14 @@ def test_unknown_changes_of_logits_are_refused() -> None:
     model.lm_head.register_forward_hook(lambda _, __, logits: 2 * logits)
     with pytest.raises(ValueError, match="set lm_coef to 0"):
         copy_lm_head(model)
+
+
+@pytest.mark.parametrize("names", [["other"], ["weight", "other"], ["bias"]])
+def test_output_layer_with_other_names_is_refused(names: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "lm_head.safetensors"
+    save_file({name: torch.ones(3, 2) for name in names}, file)
+    with pytest.raises(ValueError, match=rf"path: expected a matrix `weight` .*{file.name}, got"):
+        read_lm_head(tmp_path)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"path: expected a whole safetensors file"):
+        read_lm_head(tmp_path)

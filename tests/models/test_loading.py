@@ -3,6 +3,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -234,6 +235,8 @@ UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
         (set_config(num_attention_heads=3), "config.json that .* not a multiple of the number of"),
         (set_config(num_hidden_layers="two"), "config.json that .* expected int, got str"),
         (set_config(num_hidden_layers=9), r"got no model\S+(, \S+){4} and 58 more$"),
+        (set_config(num_hidden_layers=1), r"without (model.layers.1\S+, ){4}\S+ and 4 more; its"),
+        (change_weights(lambda weights: weights.update(more=Tensor([1.0]))), "without more; its"),
         (set_config(num_hidden_layers=0), "num_hidden_layers from 1 to 1000 .* got 0$"),
         (set_config(num_hidden_layers=200_000), "num_hidden_layers from 1 to 1000 .* got 200000"),
         (set_config(num_key_value_heads=-1), "num_key_value_heads from 1 to .* got -1$"),
@@ -265,6 +268,15 @@ def test_damaged_folder_is_refused_in_one_line(
     with pytest.raises(ValueError, match=f"^path: .*({message})") as error:
         (load_scalar_model if scalar else load_causal_lm)(tmp_path / "m")
     assert "\n" not in str(error.value)
+
+
+def test_masks_of_older_releases_are_ignored(causal_folder: Folder, tmp_path: Path) -> None:
+    shutil.copytree(causal_folder("gpt2"), tmp_path / "m")
+    (tmp_path / "m/lit_rlhf.json").unlink()
+    mask = {"transformer.h.0.attn.bias": torch.ones(128, 128).tril().view(1, 1, 128, 128)}
+    change_weights(lambda weights: weights.update(mask))(tmp_path / "m")
+    for load in (load_causal_lm, partial(load_scalar_model, head_seed=0)):
+        load(tmp_path / "m")
 
 
 def test_config_that_gives_a_key_twice_is_refused(causal_folder: Folder, tmp_path: Path) -> None:

@@ -115,6 +115,13 @@ def test_merged_weights_keep_their_dtype(family: str, dtype: str, causal_folder:
     assert {name: t.dtype for name, t in merged.items()} == {n: t.dtype for n, t in plain.items()}
 
 
+def test_rank_above_the_width_is_refused_before_memory_is_taken(folder: Path) -> None:
+    message = r"network\.lora_rank: expected at most the width of the network, 16, got 1000000000"
+    with pytest.raises(ValueError, match=message):
+        load_causal_lm(folder, ModelOptions(lora_rank=10**9))
+    load_causal_lm(folder, ModelOptions(lora_rank=16))
+
+
 def test_targets_can_be_chosen(causal_folder: Folder) -> None:
     options = ModelOptions(lora_rank=2, lora_targets=r".*\.q_proj")
     model = load_causal_lm(causal_folder("llama"), options)
