@@ -192,8 +192,21 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def served_page(path: Path, comparisons: Sequence[Comparison], **options: Any) -> Iterator[Served]:
-    """Serve the page in a thread of this process."""
+def served_page(
+    path: Path,
+    comparisons: Sequence[Comparison],
+    *,
+    open_tasks: Path | None = None,
+    **options: Any,
+) -> Iterator[Served]:
+    """Serve the page in a thread of this process.
+
+    Args:
+        path: The file of labels.
+        comparisons: What is compared.
+        open_tasks: The file of open tasks, see `Schedule`.
+        **options: Fields of `ScheduleOptions`.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         store = LabelStore(path, comparisons)
@@ -202,6 +215,7 @@ def served_page(path: Path, comparisons: Sequence[Comparison], **options: Any) -
             store,
             ScheduleOptions(**{"repeat_share": 0.0, **options}),
             policies={"sft": "hash of sft", "ppo": None},
+            open_tasks=open_tasks,
         )
         page = PageOptions(
             token=TOKEN,

@@ -229,24 +229,14 @@ class _Page:
         ):
             raise _RefusedError
         choice = self.choice_of(task, side)
-        try:
-            await run_in_threadpool(
-                self.schedule.save,
-                task,
-                choice,
-                strength=cast("Strength | None", strength if choice in ("a", "b") else None),
-                remark=remark,
-                seconds=read_seconds(form.get("seconds", "")),
-            )
-        except UserError as error:
-            reason = str(error.__cause__)
-            return self.render(
-                "error.html",
-                visitor,
-                status=507,
-                title="refused_title",
-                text=WORDS[visitor.language]["failed"].format(reason=reason),
-            )
+        await run_in_threadpool(
+            self.schedule.save,
+            task,
+            choice,
+            strength=cast("Strength | None", strength if choice in ("a", "b") else None),
+            remark=remark,
+            seconds=read_seconds(form.get("seconds", "")),
+        )
         return RedirectResponse("/", 303)
 
     def choice_of(self, task: Task, side: str) -> Choice:
@@ -350,7 +340,28 @@ class _Page:
         if visitor is None:
             return self.refuse_entry(request)
         text = WORDS[visitor.language]["refused"]
-        return self.render("error.html", visitor, status=403, title="refused_title", text=text)
+        return self.render("error.html", visitor, status=403, title="not_saved_title", text=text)
+
+    async def report_disk(self, request: Request, error: Exception) -> Response:
+        """Tell an annotator that a file could not be written, for instance to a full disk.
+
+        The file of labels is as it was before. What a form asked for is not done, and a comparison
+        that was about to be shown is shown at the next request.
+        """
+        visitor = self.find_visitor(request)
+        if visitor is None:
+            return self.refuse_entry(request)
+        cause = error.__cause__ if isinstance(error, UserError) else error
+        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)
+        kind = "not_saved" if request.method == "POST" else "not_shown"
+        words = WORDS[visitor.language]
+        return self.render(
+            "error.html",
+            visitor,
+            status=507,
+            title=f"{kind}_title",
+            text=words[kind].format(reason=reason),
+        )
 
 
 class _Form(NamedTuple):
@@ -382,7 +393,11 @@ def build_app(schedule: Schedule, options: PageOptions) -> ASGIApp:
             Route("/undo", page.undo, methods=["POST"]),
             Route("/static/{name}", page.static),
         ],
-        exception_handlers={_RefusedError: page.refuse_form},
+        exception_handlers={
+            _RefusedError: page.refuse_form,
+            OSError: page.report_disk,
+            UserError: page.report_disk,
+        },
     )
     return _Guard(app, options.hosts)
 

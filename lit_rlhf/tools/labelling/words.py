@@ -41,9 +41,12 @@ ENGLISH = {
     "empty": "(empty)",
     "forbidden_title": "No entry",
     "forbidden": "Open the address that `lit_rlhf label` printed; it holds a token for this page.",
-    "refused_title": "Not saved",
+    "not_saved_title": "Not saved",
     "refused": "This form is not one that the page gave to you, or it is too long.",
-    "failed": "The choice could not be saved: {reason}",
+    "not_saved": "The choice could not be saved: {reason}",
+    "not_shown_title": "No comparison now",
+    "not_shown": "The page cannot write to its disk: {reason}. Your choices up to here are saved. "
+    "Please tell whoever runs this page, and go on later.",
     "back": "Go on",
     "other_language": "中文",
 }
@@ -83,9 +86,12 @@ CHINESE = {
     "empty": "（空）",
     "forbidden_title": "不能进入",
     "forbidden": "请打开 `lit_rlhf label` 给出的地址，里面有本页的令牌。",
-    "refused_title": "没有保存",
+    "not_saved_title": "没有保存",
     "refused": "这个表单不是本页发给你的，或者太长。",
-    "failed": "选择没有保存：{reason}",
+    "not_saved": "选择没有保存：{reason}",
+    "not_shown_title": "暂时没有可标注的",
+    "not_shown": "本页无法写入磁盘：{reason}。你到此为止的选择都已保存。"
+    "请告诉运行本页的人，稍后再继续。",
     "back": "继续",
     "other_language": "English",
 }

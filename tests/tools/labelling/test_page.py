@@ -14,6 +14,7 @@ import pytest
 from lit_rlhf.data import Message
 from lit_rlhf.tools.evaluation.labels import read_labels
 from lit_rlhf.tools.labelling import page as page_module
+from lit_rlhf.tools.labelling import schedule as schedule_module
 from lit_rlhf.tools.labelling.page import (
     MAX_BODY,
     MAX_REMARK,
@@ -418,6 +419,40 @@ def test_full_disk_is_told_and_nothing_is_lost(
     assert again.inputs["task"] == page.inputs["task"]
     browser.choose(again, "left")
     assert len(read_labels(str(served.store.path))) == 1
+
+
+def test_disk_that_is_full_when_a_task_is_given_out_is_told_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "labels.jsonl"
+    open_tasks = tmp_path / "tasks.json"
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(open_tasks))
+
+    with served_page(path, make_comparisons(8), open_tasks=open_tasks) as served:
+        ann, bob = served.browser(), served.browser()
+        second = ann.choose(ann.enter("Ann"), "left")
+        third = ann.choose(second, "left")
+        with monkeypatch.context() as full_disk:
+            full_disk.setattr(schedule_module, "write_text", refuse)
+            answers = [bob.enter("Bob"), ann.choose(third, "left"), ann.undo(third)]
+            assert [answer.status for answer in answers] == [507] * 3
+            for answer in answers:
+                assert "No space left on device" in answer.text
+                assert str(tmp_path) not in answer.text
+            assert "Your choices up to here are saved" in answers[0].text
+            assert "could not be saved" in answers[2].text
+        labels = [label.comparison for label in read_labels(str(path))]
+        assert labels[:2] == [one.key for one in served.schedule.order[:2]]
+        pages = {"Ann": ann.get(), "Bob": bob.get()}
+        assert all(page.status == 200 for page in pages.values())
+        # the others' tasks are noted with the next one
+        cem = served.browser().enter("Cem")
+        assert len({page.inputs["task"] for page in (*pages.values(), cem)}) == 3
+    with served_page(path, make_comparisons(8), open_tasks=open_tasks) as served:
+        for name, page in pages.items():
+            assert served.browser().enter(name).left == page.left
 
 
 def test_names_that_cannot_be_are_asked_again(served: Served) -> None:
