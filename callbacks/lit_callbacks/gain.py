@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lit_callbacks.formats import read_samples
-from lit_callbacks.words import format_number, printable
+from lit_callbacks.words import format_number, printable, printable_line
 
 OPENING_WORDS = 2
 """Number of words that make an opening."""
@@ -185,4 +185,4 @@ def main(files: Sequence[str]) -> None:
     """Print what the gain in each file of samples is made of."""
     for file in files:
         gain = explain_gain(read_samples(Path(file)))
-        print(printable(f"{file}: {gain.sentence()}\n{gain.table()}"))
+        print(printable(f"{printable_line(file)}: {gain.sentence()}\n{gain.table()}"))

@@ -15,7 +15,7 @@ from lit_callbacks.runs import EmptyLogError, Run, find_logs, read_run
 from lit_callbacks.signals import Preset
 from lit_callbacks.verdict import Verdict
 from lit_callbacks.watch import Watch
-from lit_callbacks.words import printable
+from lit_callbacks.words import printable_line
 
 
 class JudgedStep(NamedTuple):
@@ -199,7 +199,7 @@ def watch_logs(
         except ValueError as error:
             raise ValueError(f"--healthy {', '.join(calm)}: {error}") from error
         for line in describe_changes(changes, len(calm)):
-            print(printable(line))
+            print(printable_line(line))
         thresholds = thresholds_of(changes)
     watches = {
         log: Watch(votes=votes, responses=responses, preset=preset, thresholds=thresholds)
@@ -228,12 +228,12 @@ def watch_logs(
                 verdict = watch.step(scalars)
                 highest[log] = max(highest[log], verdict.level)
                 for note in watch.notes:
-                    print(printable(f"{log} step {step}: {note}"), flush=True)
+                    print(printable_line(f"{log} step {step}: {note}"), flush=True)
                 if watch.is_news:
                     text = f"{verdict.level.word}: {verdict.sentence}"
-                    print(printable(f"{log} step {step}: {text}"), flush=True)
+                    print(printable_line(f"{log} step {step}: {text}"), flush=True)
             if not follow and not watch.verdict.step and log not in logs:
-                print(printable(f"{log}: left out, it logs nothing that is watched"))
+                print(printable_line(f"{log}: left out, it logs nothing that is watched"))
                 del watches[log], highest[log]
             elif not follow and not watch.verdict.step:
                 logged = sorted({key for scalars in steps.values() for key in scalars})
@@ -253,5 +253,5 @@ def watch_logs(
         verdict = watch.verdict
         worst = "" if highest[log] <= verdict.level else f", {highest[log].word} before"
         judgement = f"{verdict.level.word} after {verdict.step} steps{worst}"
-        print(printable(f"{log}: {judgement}: {verdict.sentence}"))
+        print(printable_line(f"{log}: {judgement}: {verdict.sentence}"))
     return highest

@@ -26,6 +26,16 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def printable_line(text: str) -> str:
+    r"""Make text printable on one line: its tabs and line ends are shown, too.
+
+    Examples:
+        >>> printable_line("folder\nof runs")
+        'folder\\nof runs'
+    """
+    return printable(text).replace("\t", r"\t").replace("\n", r"\n")
+
+
 def end_with_error(parser: ArgumentParser, error: Exception) -> NoReturn:
     """End a command with status 2 and one printable line about what the user can change.
 
@@ -64,13 +74,15 @@ def format_number(value: float) -> str:
 def align_columns(rows: Sequence[Sequence[str]], width: int = 0) -> str:
     """Rows of cells as lines of text: the first column to the left, the others to the right.
 
-    Columns beyond `width` characters (0: no limit) follow in further blocks below the first column.
+    A line end in a cell is shown, see `printable_line`, so that a row stays a line. Columns beyond
+    `width` characters (0: no limit) follow in further blocks below the first column.
 
     Examples:
         >>> print(align_columns([("phase", "s"), ("score", "12")]))
         phase   s
         score  12
     """
+    rows = [[printable_line(cell) for cell in row] for row in rows]
     widths = [
         max(len(row[place]) for row in rows if place < len(row)) for place in range(len(rows[0]))
     ]

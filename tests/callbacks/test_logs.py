@@ -24,6 +24,8 @@ from lit_callbacks import (
 )
 from lit_callbacks.logs import read_logged_steps, watch_logs
 from lit_callbacks.names import NAMES, find_names
+from lit_callbacks.report.table import runs_table
+from lit_callbacks.runs import read_run
 from tests.support.report_pages import write_run
 from tests.support.scripted import Scripted, Watch, batches, trainer
 from tests.support.trainer_logs import CALM, FAR
@@ -98,6 +100,21 @@ def test_folder_of_runs_is_watched_run_by_run(tmp_path: Path, capsys: Any) -> No
     assert f"{second}: left out, it logs nothing that is watched\n" in capsys.readouterr().out
     with pytest.raises(ValueError, match="sft: expected one of"):
         watch_logs([second])
+
+
+def test_line_feed_in_a_name_breaks_no_line(tmp_path: Path, capsys: Any) -> None:
+    calm = {key: [value] * 12 for key, value in CALM.items()}
+    names = ("a\nforged step 1: healthy", "b\tb")
+    for name in names:
+        write_run(tmp_path / "logs" / name, calm | {"ppo/ratio\nforged": [1.0] * 12})
+    watch_logs([str(tmp_path / "logs")])
+    lines = capsys.readouterr().out.splitlines()
+    shown = [str(tmp_path / "logs" / name) for name in (r"a\nforged step 1: healthy", r"b\tb")]
+    assert {next(name for name in shown if line.startswith(name)) for line in lines} == {*shown}
+    runs = [read_run(name, tmp_path / "logs" / name) for name in names]
+    table = runs_table(runs).splitlines()
+    assert r"a\nforged" in table[0]
+    assert any(line.startswith(r"ppo/ratio\nforged ") for line in table)
 
 
 def test_unknown_names_are_mapped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,6 +222,17 @@ def test_names_that_a_log_gives_twice_are_refused(
         read_run("run", tmp_path / name)
 
 
+def test_event_file_is_read_up_to_a_damaged_record(tmp_path: Path) -> None:
+    folder = Path(write_run(tmp_path, {"kl": [0.1] * 100}))
+    (file,) = folder.glob("events*")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    points = read_run("run", folder).curves["kl"].points
+    assert [point.step for point in points] == list(range(1, len(points) + 1))
+    assert 40 < len(points) < 60
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
 @pytest.mark.parametrize("name", ["metrics.csv", "a.jsonl", "events.out.tfevents.0", "log.jsonl"])
 def test_pipes_in_the_folder_of_a_log_are_not_read(tmp_path: Path, name: str) -> None:

@@ -30,7 +30,7 @@ from lit_callbacks.report.reading import (
 from lit_callbacks.report.table import ending, ending_rows, runs_table
 from lit_callbacks.runs import Run, name_runs
 from lit_callbacks.verdict import advise
-from lit_callbacks.words import end_with_error, format_number, printable
+from lit_callbacks.words import end_with_error, format_number, printable_line
 
 _PAGE_BEGIN = b"<!doctype html>"
 _SIGNS = {Level.DATA_CHANGED: "◆", Level.HEALTHY: "●", Level.SUSPICIOUS: "▲", Level.COLLAPSED: "■"}
@@ -213,7 +213,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
         held_out = [f"{run.name}, held out: {run.held_out}" for run in runs if run.held_out]
     except (ValueError, OSError, ModuleNotFoundError) as error:
         end_with_error(parser, error)
-    print(printable("\n".join([table, "", *troubles, *held_out, f"Report: {path}"])))
+    print(table, "", sep="\n")
+    for line in (*troubles, *held_out, f"Report: {path}"):
+        print(printable_line(line))
 
 
 def _describe_trouble(run: Run) -> list[str]:
