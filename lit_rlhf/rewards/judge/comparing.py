@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from lit_rlhf.choices import Criterion as Criterion
 from lit_rlhf.data import Message
+from lit_rlhf.files import RepeatedKeyError, parse_json
 from lit_rlhf.rewards.judge.endpoint import (
     PROMPTS,
     ChatMessage,
@@ -147,11 +148,11 @@ def parse_reply(text: str) -> JudgeReply:
         raise MalformedReplyError("it is empty")
     fenced = _FENCE.match(answer)
     try:
-        fields = json.loads(fenced[1] if fenced else answer, object_pairs_hook=_refuse_duplicates)
-    except json.JSONDecodeError as error:
+        fields = parse_json(fenced[1] if fenced else answer)
+    except RepeatedKeyError as error:  # a verdict must not be a matter of luck
+        raise MalformedReplyError("it names a field twice") from error
+    except ValueError as error:
         raise MalformedReplyError("it is not only one JSON object") from error
-    except RecursionError as error:
-        raise MalformedReplyError("its JSON is nested too deeply") from error
     if not isinstance(fields, dict) or set(fields) != {"verdict", "reason"}:
         raise MalformedReplyError('it is not an object with exactly "reason" and "verdict"')
     verdict = fields["verdict"]
@@ -178,10 +179,3 @@ def _cut_text(text: str, max_characters: int) -> str:
     """Cut a text that is too long, and append how many characters are missing."""
     missing = len(text) - max_characters
     return text if missing <= 0 else f"{text[:max_characters]} [{missing} characters left out]"
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # json keeps the last of two equal keys, and a verdict must not be a matter of luck
-    if len(dict(pairs)) < len(pairs):
-        raise MalformedReplyError("it names a field twice")
-    return dict(pairs)

@@ -370,6 +370,7 @@ def test_a_reply_is_read(text: str) -> None:
         ('{"reason": "x", "verdict": "A"} {"reason": "x", "verdict": "B"}', "not only one JSON"),
         ('{"reason": "x", "verdict": "A"', "not only one JSON object"),
         ("[" * 100_000, "JSON"),
+        (f'{{"reason": "x", "verdict": {"1" * 5000}}}', "JSON"),  # too long for Python to parse
         ('"A"', "not an object"),
         ('{"verdict": "A"}', "not an object with"),
         ('{"reason": "x", "verdict": "A", "confidence": 1}', "not an object with"),
