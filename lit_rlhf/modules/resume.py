@@ -335,6 +335,7 @@ class Resume(Callback):
         Lightning (2.6.6) restores the position when it sets up the loader. But a schedule that asks
         for `trainer.estimated_stepping_batches` has it set up before the checkpoint is read.
         """
+        check_validation_interval(trainer)
         loader: Any = trainer.train_dataloader
         if len(self._loader_states) == 1 and hasattr(loader, "load_state_dict"):
             loader.load_state_dict(self._loader_states[0])
@@ -442,6 +443,19 @@ def is_validation_due(trainer: Trainer, is_last: bool) -> bool:
     is_at_interval = interval is not None and n_batches % interval == 0
     is_at_end = interval == math.inf and fit_loop.epoch_loop.batch_progress.is_last_batch
     return trainer.enable_validation and (is_at_interval or is_at_end or is_last)
+
+
+def check_validation_interval(trainer: Trainer) -> None:
+    """Refuse to validate by time on several ranks, which would wait for each other forever.
+
+    Each would decide by its own clock whether a validation is due (Lightning 2.6.6).
+    """
+    is_by_time = trainer.enable_validation and trainer.val_check_batch is None
+    if is_by_time and trainer.world_size > 1:
+        raise ValueError(
+            "trainer.val_check_interval: expected a number of batches, or a share of an epoch, "
+            f"with {trainer.world_size} processes, got a time: their clocks differ"
+        )
 
 
 def announce_validation(fit_loop: dict[str, Any]) -> None:

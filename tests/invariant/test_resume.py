@@ -8,8 +8,10 @@ import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -28,7 +30,13 @@ from lit_callbacks import AdjustLearningRate, ResumeCheckpoint, Verdict
 from lit_rlhf.data import DemonstrationDataModule, PreferenceDataModule, PromptDataModule
 from lit_rlhf.models import load_causal_lm, load_scalar_model
 from lit_rlhf.modules import ChangedRunError, PPOModule, RewardModule, SFTModule, option_names
-from lit_rlhf.modules.resume import CHANGES, REMARKS, Change, change_of
+from lit_rlhf.modules.resume import (
+    CHANGES,
+    REMARKS,
+    Change,
+    change_of,
+    check_validation_interval,
+)
 from lit_rlhf.strategies import find_newest_checkpoint
 from tests.support.run_results import files_of, logged
 from tests.support.saved_runs import STOPPED_AT, SaveOnce
@@ -195,7 +203,14 @@ class SaveAndDie(Callback):
             raise Killed
 
 
-def run_sft(root: Path, folder: Path, stop: Stop | None, ckpt_path: Path | None) -> StoppedRun:
+def run_sft(
+    root: Path,
+    folder: Path,
+    stop: Stop | None,
+    ckpt_path: Path | None,
+    *,
+    val_check_interval: int | timedelta = 2,
+) -> StoppedRun:
     """SFT of twelve batches with a validation after every second one, up to `stop`."""
     module, data = sft(root)
     place = folder / "none.ckpt" if stop is None else folder / f"{stop.batches}.ckpt"
@@ -210,7 +225,7 @@ def run_sft(root: Path, folder: Path, stop: Stop | None, ckpt_path: Path | None)
             max_epochs=3,
             limit_val_batches=1,
             log_every_n_steps=1,
-            val_check_interval=2,
+            val_check_interval=val_check_interval,
         )
     return StoppedRun(module=module, batches=callback.steps, checkpoint=place)
 
@@ -257,6 +272,29 @@ def test_a_run_resumes_from_any_hook_again_and_again(
         checkpoint = part.checkpoint
     assert batches == whole_sft.batches
     assert_equal_states(copy_state(part.module), copy_state(whole_sft.module))
+
+
+def test_a_run_that_validates_by_time_resumes_to_the_same_model(
+    root: Path, tmp_path: Path, whole_sft: StoppedRun
+) -> None:
+    batches: list[int] = []
+    checkpoint = None
+    for stop in (Stop("on_train_batch_end", 3), Stop("on_validation_end", 6), None):
+        part = run_sft(root, tmp_path, stop, checkpoint, val_check_interval=timedelta(0))
+        batches += part.batches
+        checkpoint = part.checkpoint
+    assert batches == whole_sft.batches
+    assert_equal_states(copy_state(part.module), copy_state(whole_sft.module))
+
+
+def test_validation_by_time_is_refused_on_several_ranks() -> None:
+    options = {"enable_validation": True, "val_check_batch": None, "world_size": 2}
+    with pytest.raises(
+        ValueError, match=r"trainer\.val_check_interval: .* 2 processes, got a time"
+    ):
+        check_validation_interval(SimpleNamespace(**options))  # type: ignore[arg-type]
+    for allowed in ({"world_size": 1}, {"val_check_batch": 2}, {"enable_validation": False}):
+        check_validation_interval(SimpleNamespace(**options | allowed))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
