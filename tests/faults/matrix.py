@@ -271,15 +271,17 @@ class Matrix:
             words += ["--trainer.strategy", STRATEGIES[cell.processes], "--trainer.devices", "2"]
             words += ["--data.batch_size", "1"]
 
+        struck = (folder / "struck").resolve()  # a configuration is parsed in its own folder
+
         def strike() -> None:
-            Path("struck").touch()
+            struck.touch()
             FAULTS[cell.fault].strike()
 
         def on_rank(rank: int) -> None:
-            struck = fault and rank == (cell.processes != "one")
+            has_fault = fault and rank == (cell.processes != "one")
             if cell.phase != "random":
-                Moments(cell.phase, cell.nth if struck else 0, strike)
-            elif struck:  # in the last fifth, a run that is faster than the first may be over
+                Moments(cell.phase, cell.nth if has_fault else 0, strike)
+            elif has_fault:  # in the last fifth, a run that is faster than the first may be over
                 share = random.Random(cell.nth).uniform(0, 0.8)
                 strike_later(share * self.seconds[cell.command], strike)
             if cell.surroundings:
