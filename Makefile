@@ -127,7 +127,7 @@ lint: $(VENV)/.installed-dev ## run ruff, the rules on calls, mypy --strict and 
 	$(BIN)/ruff check .
 	$(BIN)/python -m tests.support.call_rules
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict lit_rlhf callbacks/lit_callbacks experiments
+	$(BIN)/mypy --strict lit_rlhf callbacks/lit_callbacks experiments benchmarks
 	$(BIN)/lint-imports
 
 docs: install ## build the documentation site in site/; a warning is an error (ENGINE=zensical)

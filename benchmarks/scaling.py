@@ -82,7 +82,8 @@ def resize(work: Workload, size: str, value: int) -> Workload:
         heads = value // 32
         intermediate = round(value * 688 / 256 / 16) * 16
         return replace(work, hidden=value, heads=heads, kv_heads=heads, intermediate=intermediate)
-    return replace(work, **{size: value})
+    fields: dict[str, Any] = {size: value}
+    return replace(work, **fields)
 
 
 def sweep_result(
@@ -176,7 +177,8 @@ def scaling(
         for size, of_size in values.items()
         for value in of_size
     }
-    disable_progress_bar()  # saving the networks would show one
+    # saving the networks would show one
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     # the default, which all sweeps share, is measured once
     cases: dict[Labels, Job] = {
         (str(number), precision): Job(work, precision=precision, updates=updates, threads=threads)

@@ -20,6 +20,7 @@ from experiments.frame import (
     read_commands,
 )
 from lit_rlhf.command import run_group
+from lit_rlhf.environment import hide_loading_notes
 from lit_rlhf.files import write_text
 from lit_rlhf.suggestions import did_you_mean
 from lit_rlhf.terminal import fold
@@ -36,6 +37,7 @@ def main(words: Sequence[str]) -> None:
     Raises:
         SystemExit: If there is no such experiment or command.
     """
+    hide_loading_notes()
     name, *rest = words or ["--help"]
     if name in ("-h", "--help"):
         print(format_list())

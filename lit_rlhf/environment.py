@@ -1,8 +1,9 @@
-"""Sets environment variables that libraries read only once, when they are loaded.
+"""Prepares a process for the libraries that it will load: environment variables and their notes.
 
-Scripts and notebooks call `set_environment` before they import torch.
+Scripts and notebooks call `set_environment` and `hide_loading_notes` before they import torch.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -78,3 +79,14 @@ def set_environment() -> dict[str, str]:
     values = choose_values(os.environ)
     os.environ.update(values)
     return values
+
+
+def hide_loading_notes() -> None:
+    """Hide what libraries log as they are imported and no user can do anything about."""
+    # PEFT imports bitsandbytes wherever it is installed; without the package `kernels` it warns
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    logging.getLogger("DeepSpeed").addFilter(_says_more_than_the_accelerator)
+
+
+def _says_more_than_the_accelerator(record: logging.LogRecord) -> bool:
+    return "Setting accelerator to CPU" not in record.getMessage()  # from DeepSpeed 0.19.8

@@ -1,6 +1,7 @@
-"""Variables that a command sets before torch loads."""
+"""What a command prepares before torch loads."""
 
 import importlib
+import logging
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from lit_rlhf import rank_zero
-from lit_rlhf.environment import VARIABLES, set_environment
+from lit_rlhf.environment import VARIABLES, hide_loading_notes, set_environment
 
 NAMES = [name for variable in VARIABLES for name in (variable.name, *variable.rivals)]
 
@@ -63,6 +64,23 @@ def test_debug_tells_in_one_line_what_was_set() -> None:
         debug
         == "lit_rlhf: set PYTORCH_ALLOC_CONF=expandable_segments:True THP_MEM_ALLOC_ENABLE=1\n"
     )
+
+
+def test_hide_loading_notes_leaves_other_messages_of_the_libraries(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    deepspeed = logging.getLogger("DeepSpeed")
+    bitsandbytes = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    for logger in (deepspeed, bitsandbytes):
+        monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logging.getLogger("bitsandbytes"), "level", logging.NOTSET)
+    bitsandbytes.manager._clear_cache()  # type: ignore[attr-defined]  # of the level before
+    hide_loading_notes()
+    deepspeed.warning("Setting accelerator to CPU. If you have GPU")
+    deepspeed.warning("another one")
+    bitsandbytes.warning("Failed to load CPU gemm_4bit_forward from kernels-community")
+    bitsandbytes.error("no such kernel")
+    assert {record.getMessage() for record in caplog.records} == {"another one", "no such kernel"}
 
 
 def test_rank_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,14 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
 import torch
 from jsonargparse import auto_cli
 from peft import TaskType
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # not in its `__all__`
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.speed.job import Job
@@ -41,7 +42,8 @@ N_SHORT = 8
 """Tokens of the short rollout, whose time and counts are subtracted from a longer one."""
 
 
-class KernelTime(NamedTuple):
+@dataclass(frozen=True)
+class KernelTime:
     """How often a kernel ran, and for how long.
 
     Attributes:
@@ -137,7 +139,8 @@ def build_network(
     with torch.device(device):
         network = policy_network(work, torch.bfloat16)
     model = prepare_model(network, model_options(job), TaskType.CAUSAL_LM, seed=work.seed)
-    return disable_dropout(model.to(device).requires_grad_(False))
+    model.to(device)  # type: ignore[arg-type]  # `PreTrainedModel.to` has a wrapper without types
+    return disable_dropout(model.requires_grad_(False))
 
 
 def free_memory() -> None:
@@ -199,7 +202,7 @@ def profile_steps(model: LanguageModel, work: Workload, rows: int, steps: int) -
     counts = {n: _count(lambda n=n: sample(n), device) for n in (short, long)}  # type: ignore[misc]
     kernels: dict[str, KernelTime] = {}
     for name, kernel_time in counts[long].kernels.items():
-        short_time = counts[short].kernels.get(name, KernelTime(0, 0.0))
+        short_time = counts[short].kernels.get(name, KernelTime(count=0.0, microseconds=0.0))
         kernels[name] = KernelTime(
             count=(kernel_time.count - short_time.count) / steps,
             microseconds=(kernel_time.microseconds - short_time.microseconds) / steps,

@@ -165,7 +165,8 @@ def profile_iteration(
         iterations: Iterations of each kind of kernels, at least 2. The last is profiled, and the
             one before it is timed.
     """
-    disable_progress_bar()  # saving the networks would show one
+    # saving the networks would show one
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     work = Workload(mode=mode, **SIZES[size])
     ceiling = matmul_ceiling(torch.float32 if precision == "fp32" else torch.bfloat16, device)
     print(f"{size}, {mode}, {precision} on {device_name(device)}, torch {torch.__version__}")
@@ -237,11 +238,11 @@ def print_phases(last: LastIteration, ceiling: float) -> None:
     seconds = sum(totals.seconds for totals in last.phases().values())
     rate = sum(last.operations.values()) / seconds
     print(f"{'all':10} {seconds:8.3f} {'':13} {'':6} {'':8} {rate / ceiling:6.0%}")
-    totals: dict[str, float] = {}
+    times: dict[str, float] = {}
     for kernels in last.kernels.values():
         for name, kernel in kernels.items():
-            totals[name] = totals.get(name, 0.0) + kernel.microseconds
-    for name, microseconds in sorted(totals.items(), key=lambda item: -item[1])[:N_KERNELS]:
+            times[name] = times.get(name, 0.0) + kernel.microseconds
+    for name, microseconds in sorted(times.items(), key=lambda item: -item[1])[:N_KERNELS]:
         print(f"  {microseconds / 1e3:8.1f} ms  {name[:90]}")
 
 

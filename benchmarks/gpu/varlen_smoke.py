@@ -90,9 +90,10 @@ def compare_packed(device: torch.device, window: int | None, suffix: str) -> lis
     results = []
     for states in (leaves, [leaf.detach().float().requires_grad_() for leaf in leaves]):
         layout = PackedLayout(LENGTHS, device)
-        inputs = AttentionInputs(*states, scale=None, dropout=0.0, window=window)
+        query, key, value = states
+        inputs = AttentionInputs(query, key, value, scale=None, dropout=0.0, window=window)
         output = layout.attend(nn.Identity(), inputs)
-        output.float().pow(2).sum().backward()
+        output.float().pow(2).sum().backward()  # type: ignore[no-untyped-call]
         results.append([output, *(state.grad for state in states)])
     names = ("output", "gradient of queries", "gradient of keys", "gradient of values")
     return [

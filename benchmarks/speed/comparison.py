@@ -291,7 +291,8 @@ def compare_sides(
         output: Path of the results, without `.md` and `.json`.
         size: Name of the size of networks and batches, for the results.
     """
-    disable_progress_bar()  # saving the networks would show one
+    # saving the networks would show one
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     with keep_turns(output, jobs, sides) as progress, TemporaryDirectory(prefix="speed_") as folder:
         placed = {
             labels: job.in_folder(Path(folder) / job.precision) for labels, job in jobs.items()

@@ -232,7 +232,7 @@ def kernels() -> dict[str, Any]:
         built with, the number of threads, the names of the libraries with kernels and threads that
         are loaded, and the environment variables that change their speed.
     """
-    built = torch.__config__.show()  # type: ignore[no-untyped-call]
+    built = torch.__config__.show()
     mkl = re.search(r"Math Kernel Library Version (\S+)", built)
     onednn = re.search(r"MKL-DNN v(\S+)", built)
     loaded = KERNEL_LIBRARY.findall(Path("/proc/self/maps").read_text("utf-8"))

@@ -100,11 +100,9 @@ def build_module(job: Job) -> PPOModule:
         seed=work.seed,
         **MODULE_ARGUMENTS,
     )
-    networks = [module.policy]
+    bias_lm_head(module.policy, work)
     if module.reference is not None:  # with LoRA the reference is the policy without its adapters
-        networks.append(module.reference)
-    for network in networks:
-        bias_lm_head(cast(nn.Module, network), work)
+        bias_lm_head(cast(nn.Module, module.reference), work)
     return module
 
 

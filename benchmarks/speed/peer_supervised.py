@@ -150,7 +150,7 @@ def run(job: Job) -> Laps:
 def main(job_file: str, result_file: str) -> None:
     """Run a job and write its result."""
     job = Job.load(Path(job_file))
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     run(job).save(Path(result_file), job, PACKAGES)
 
 

@@ -247,8 +247,13 @@ def parse_verdict(time: float, step: int, text: str) -> LoggedVerdict:
     actions = tuple(line.removeprefix("- ") for line in body if line.startswith("- "))
     words = [line for line in body if not line.startswith("- ")]
     quoted = [line.removeprefix("> ") for line in words if line.startswith("> ")]
-    sentence = " ".join(quoted or words)
-    return LoggedVerdict(time, step, level, sentence, actions)
+    return LoggedVerdict(
+        time=time,
+        step=step,
+        level=level,
+        sentence=" ".join(quoted or words),
+        actions=actions,
+    )
 
 
 class LoggedText(NamedTuple):
@@ -375,7 +380,10 @@ def _read_event_file(folder: Path, log: Any) -> _Log:  # noqa: ANN401  # tensorb
         log: An `EventAccumulator` that has read the file.
     """
     scalars = {
-        key: [Point(event.wall_time, event.step, event.value) for event in log.Scalars(key)]
+        key: [
+            Point(time=event.wall_time, step=event.step, value=event.value)
+            for event in log.Scalars(key)
+        ]
         for key in log.Tags()["scalars"]
     }
     texts = {}
@@ -483,10 +491,12 @@ def _read_records(file: Path) -> _Log:
     for count, record in enumerate(logged):
         time = written + 1e-6 * count
         for key, number in record.numbers.items():
-            scalars.setdefault(key, []).append(Point(time, record.step, number))
+            point = Point(time=time, step=record.step, value=number)
+            scalars.setdefault(key, []).append(point)
         for key in (VERDICT_KEY, HELD_OUT_KEY):
-            if text := record.values.get(key):
-                texts.setdefault(key, []).append(LoggedText(time, record.step, str(text)))
+            if value := record.values.get(key):
+                text = LoggedText(time=time, step=record.step, text=str(value))
+                texts.setdefault(key, []).append(text)
     return _Log(file.parent, scalars, texts)
 
 
@@ -505,7 +515,7 @@ def _read_texts(path: Path) -> dict[str, list[LoggedText]]:
         if time is None or not math.isfinite(time):
             raise content_error(path, line.number, expected="a text with its time", got=record)
         step = parse_step(record.get("step"), path, line.number)
-        text = LoggedText(time, step, str(record.get("text", "")))
+        text = LoggedText(time=time, step=step, text=str(record.get("text", "")))
         texts.setdefault(record["key"], []).append(text)
     return texts
 
@@ -542,7 +552,11 @@ def build_spans(
     if unknown:
         raise ValueError(f"{LEVEL_KEY}: expected -1, 0, 1 or 2, got {unknown[0]} in {folder}")
     # loggers may skip steps, so a verdict may be newer than the last level
-    judged = [Point(v.time, v.step, v.level) for v in verdicts if v.level is not None]
+    judged = [
+        Point(time=verdict.time, step=verdict.step, value=verdict.level)
+        for verdict in verdicts
+        if verdict.level is not None
+    ]
     in_order = [*_never_earlier(levels), *_never_earlier(judged)]
     points = _build_curve(sorted(in_order, key=lambda point: point.time)).points
     spans: list[Span] = []

@@ -6,7 +6,6 @@ wait for torch.
 
 import gc
 import importlib
-import logging
 import os
 import sys
 import threading
@@ -16,7 +15,7 @@ from typing import NoReturn
 
 from lit_rlhf import __version__
 from lit_rlhf.cli.registry import COMMANDS, CONFIGURED, STAGES, WITHOUT_MODELS, module_of
-from lit_rlhf.environment import set_environment
+from lit_rlhf.environment import hide_loading_notes, set_environment
 from lit_rlhf.suggestions import did_you_mean
 from lit_rlhf.terminal import check_output, fold, help_text, one_line, outlive_terminal
 
@@ -94,7 +93,7 @@ def _run(name: str, arguments: Sequence[str], owns_process: bool) -> None:
         settings = " ".join(f"{variable}={value}" for variable, value in values.items())
         print(f"lit_rlhf: set {settings}", file=sys.stderr)
     _check_current_folder()
-    _hide_notes_of_loading()
+    hide_loading_notes()
     threading.excepthook = _tell_error_of_thread
     try:
         asks_help = not {"-h", "--help"}.isdisjoint(words)
@@ -205,22 +204,11 @@ def _tell_error_of_thread(raised: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(raised)
 
 
-def _hide_notes_of_loading() -> None:
-    """Hide what libraries say as they are imported and no user can do anything about."""
-    # PEFT imports bitsandbytes wherever it is installed; without the package `kernels` it warns
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    logging.getLogger("DeepSpeed").addFilter(_is_no_note_of_deepspeed)
-
-
 def _hide_bars_of_models() -> None:
     """Hide transformers' bars for the files of a model, which break the bars of a stage."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
-
-
-def _is_no_note_of_deepspeed(record: logging.LogRecord) -> bool:
-    return "Setting accelerator to CPU" not in record.getMessage()  # from DeepSpeed 0.19.8
 
 
 if __name__ == "__main__":

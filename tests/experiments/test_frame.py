@@ -1,5 +1,6 @@
 """The frame of all experiments: they are listed, and their pages follow from their results."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,12 @@ def test_required_texts_are_words_and_all_others_flags() -> None:
 def test_unknown_experiment_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(SystemExit, match=r"no experiment 'estimator'; did you mean estimators\?"):
         main(["estimator"])
+
+
+def test_experiments_hide_notes_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("bitsandbytes"), "level", logging.NOTSET)
+    main([])
+    assert logging.getLogger("bitsandbytes").level == logging.ERROR
 
 
 def test_help_of_an_experiment_has_its_question_and_commands(
