@@ -7,6 +7,7 @@ the modes that PPO needs.
 
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -61,6 +62,9 @@ _SCALAR_HEADS = tuple(f"{name}." for name in HEAD_NAMES)
 gets them from `find_stored_head`."""
 _OUTPUT_LAYERS = ("lm_head.", "embed_out.")
 """What the weights of output layers begin with, which scalar models ignore."""
+_OF_NO_USE = re.compile(r"(^|\.)((attn|attention)\.(masked_)?bias$|mtp[._]|\w+\.inv_freq$)")
+"""Causal masks and rotary frequencies, which older releases stored, and heads for tokens further
+ahead. transformers knows them of some architectures only."""
 
 
 def load_causal_lm(
@@ -398,8 +402,8 @@ def check_stored_names(
         model: The network.
         path: Folder, file or hub id that it was loaded from.
         missing: Names of its weights that the files do not have.
-        unused: Names in the files that it has no weight for, apart from what transformers knows to
-            be of no use in such a network, for instance masks that older releases stored.
+        unused: Names in the files that it has no weight for, apart from those that transformers
+            lists as of no use in such a network.
     """
     network = type(model).__name__
     if missing := sorted(missing):
@@ -407,7 +411,8 @@ def check_stored_names(
             f"path: expected all weights of {network} in {path}, got no {list_names(missing)}"
         )
     other_heads = _SCALAR_HEADS if model.can_generate() else (*_SCALAR_HEADS, *_OUTPUT_LAYERS)
-    if unused := sorted(name for name in unused if not name.startswith(other_heads)):
+    unused = [name for name in unused if not name.startswith(other_heads)]
+    if unused := sorted(name for name in unused if not _OF_NO_USE.search(name)):
         raise ValueError(
             f"path: expected a network with a place for all weights in {path}, got {network} "
             f"without {list_names(unused)}; its configuration belongs to another model"

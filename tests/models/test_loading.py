@@ -270,11 +270,21 @@ def test_damaged_folder_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_masks_of_older_releases_are_ignored(causal_folder: Folder, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformer.h.0.attn.masked_bias",
+        "transformer.h.0.attn.attention.bias",  # GPT-Neo's
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "mtp.layers.0.mlp.up_proj.weight",
+    ],
+)
+def test_what_only_other_releases_and_tasks_use_is_ignored(
+    name: str, causal_folder: Folder, tmp_path: Path
+) -> None:
     shutil.copytree(causal_folder("gpt2"), tmp_path / "m")
     (tmp_path / "m/lit_rlhf.json").unlink()
-    mask = {"transformer.h.0.attn.bias": torch.ones(128, 128).tril().view(1, 1, 128, 128)}
-    change_weights(lambda weights: weights.update(mask))(tmp_path / "m")
+    change_weights(lambda weights: weights.update({name: torch.ones(4)}))(tmp_path / "m")
     for load in (load_causal_lm, partial(load_scalar_model, head_seed=0)):
         load(tmp_path / "m")
 
