@@ -40,6 +40,7 @@ from lit_rlhf.models import (
     pad_with_special_token,
     read_config,
     read_lm_head,
+    without_loading_report,
 )
 
 SCALAR_NETWORKS = ("reward", "critic")
@@ -224,7 +225,7 @@ def load_gguf_model(
     with _named_gguf_errors(path):
         config = AutoConfig.from_pretrained(**source)
     check_gguf_size(path, config)  # before weights are allocated
-    with _named_gguf_errors(path):
+    with _named_gguf_errors(path), without_loading_report():
         lost_layers = _list_lost_layers(path, config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             **source, dtype=options.torch_dtype, output_loading_info=True

@@ -33,6 +33,7 @@ from lit_rlhf.models.loading import load_lm_head as load_lm_head
 from lit_rlhf.models.loading import load_scalar_model as load_scalar_model
 from lit_rlhf.models.loading import load_tokenizer as load_tokenizer
 from lit_rlhf.models.loading import pad_with_special_token as pad_with_special_token
+from lit_rlhf.models.loading import without_loading_report as without_loading_report
 from lit_rlhf.models.prepare import ignore_peft_warning as ignore_peft_warning
 from lit_rlhf.models.saving import check_replaceable as check_replaceable
 from lit_rlhf.models.saving import merge_adapters as merge_adapters

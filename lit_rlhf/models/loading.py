@@ -8,8 +8,8 @@ the modes that PPO needs.
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -309,22 +309,15 @@ def _load_trunk_and_head(
         return _StoredModel(model, head=None)
     # OpenRLHF leaves num_labels out of the config, and its default is 2
     config.num_labels = 1
-    verbosity = logging.get_verbosity()
-    # transformers would report a language model's head and a bias as unexpected weights; missing
-    # ones are errors in `_load_pretrained`
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        model = _load_pretrained(
-            AutoModelForSequenceClassification,
-            path,
-            options,
-            pickled_weights=pickled_weights,
-            delta_weights=delta_weights,
-            config=config,
-            key_mapping=stored_head.key_mapping,
-        )
-    finally:
-        logging.set_verbosity(verbosity)
+    model = _load_pretrained(
+        AutoModelForSequenceClassification,
+        path,
+        options,
+        pickled_weights=pickled_weights,
+        delta_weights=delta_weights,
+        config=config,
+        key_mapping=stored_head.key_mapping,
+    )
     # A new model around the trunk: transformers saves this one under the names it was loaded by.
     return _StoredModel(model, head=linear_layer(stored_head.weight, stored_head.bias))
 
@@ -343,7 +336,7 @@ def _load_pretrained(
         check_weights(Path(path))
         check_text_files(Path(path))
     # transformers initializes missing weights at random, which are errors below
-    with private_rng(0):
+    with private_rng(0), without_loading_report():
         try:
             loaded: Any = auto_class.from_pretrained(
                 str(path),
@@ -391,6 +384,20 @@ def _load_pretrained(
     if not delta_weights:
         check_not_delta_weights(model, path)
     return model
+
+
+@contextmanager
+def without_loading_report() -> Iterator[None]:
+    """Hide transformers' warnings, such as its table of missing and unexpected weights.
+
+    Whoever loads refuses them; the table says that they may be ignored.
+    """
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def check_stored_names(

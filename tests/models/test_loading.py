@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import shutil
 import sys
@@ -261,13 +262,17 @@ def test_damaged_folder_is_refused_in_one_line(
     causal_folder: Any,
     scalar_folder: Any,
     tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shutil.copytree((scalar_folder if scalar else causal_folder)("llama"), tmp_path / "m")
     (tmp_path / "m/lit_rlhf.json").unlink()  # without a manifest, as most models are
     damage(tmp_path / "m")
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     with pytest.raises(ValueError, match=f"^path: .*({message})") as error:
         (load_scalar_model if scalar else load_causal_lm)(tmp_path / "m")
     assert "\n" not in str(error.value)
+    assert "REPORT" not in caplog.text  # transformers' table
 
 
 @pytest.mark.parametrize(
