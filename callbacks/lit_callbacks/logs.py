@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from lit_callbacks.calibration import describe_changes, is_calibrated, thresholds_of
 from lit_callbacks.monitors import Level, Monitor, StepMetrics
-from lit_callbacks.names import find_names
+from lit_callbacks.names import KEYS_BESIDE, OWN_KEYS, find_names
 from lit_callbacks.runs import EmptyLogError, Run, find_logs, read_run
 from lit_callbacks.signals import Preset
 from lit_callbacks.verdict import Verdict
@@ -159,6 +163,107 @@ def _calibrated_signals(watch: Watch, runs: Iterable[Sequence[Mapping[str, float
     return {monitor.vote for monitor in monitors if any(map(monitor.can_read, steps))}
 
 
+def _check_names(names: Mapping[str, str]) -> None:
+    """Refuse names of metrics for keys that no monitor reads."""
+    watched_keys = (*OWN_KEYS, *KEYS_BESIDE)
+    for key in names:
+        if key not in watched_keys:
+            raise ValueError(f"--map: expected keys among {', '.join(watched_keys)}, got {key}")
+
+
+def _check_names_are_logged(names: Mapping[str, str], logged: AbstractSet[str]) -> None:
+    """Refuse names of metrics that no log has."""
+    for key, name in names.items():
+        if name not in logged:
+            raise ValueError(
+                f"--map: expected the name of a logged metric for {key}, got {name!r}; logged are "
+                f"{', '.join(sorted(logged)) or 'no numbers'}"
+            )
+
+
+def _check_healthy(runs: Sequence[str], healthy: Sequence[str]) -> None:
+    """Refuse a log as healthy that is also judged: nothing in it could be flagged any more."""
+    judged = {Path(log).resolve() for log in runs}
+    for log in healthy:
+        if Path(log).resolve() in judged:
+            raise ValueError(f"--healthy: expected other logs than the judged ones, got {log}")
+
+
+def _describe_unread(run: Run, names: Iterable[str]) -> list[str]:
+    """The watched metrics of which some value in a log is no number.
+
+    Args:
+        run: The log.
+        names: Names of the watched metrics in it.
+    """
+    return [
+        f"{name} is no number, but {run.unread[name].value!r:.80}, at {run.unread[name].place}"
+        for name in names
+        if name in run.unread
+    ]
+
+
+def _describe_replaced(run: Run, names: Iterable[str]) -> list[str]:
+    """How many values of a log later ones of the same steps have replaced, if any.
+
+    Args:
+        run: The log.
+        names: Names of the watched metrics in it.
+    """
+    replaced = {name: run.curves[name].n_replaced for name in names if name in run.curves}
+    if not any(replaced.values()):
+        return []
+    name, count = max(replaced.items(), key=itemgetter(1))
+    total = count + len(run.curves[name].points)
+    return [
+        f"{count} of {total} values of {name} do not count, because later ones have their steps: "
+        "the run was resumed or rolled back, or the log has several runs"
+    ]
+
+
+def _describe_ended(run: Run, watch: Watch) -> list[str]:
+    """The watched metrics that a log has at first and no longer at its end.
+
+    The verdict at the end does not rest on them.
+
+    Args:
+        run: The log.
+        watch: The watch that has judged it.
+    """
+    judged = {step: metrics for step, metrics in logged_steps(run).items() if watch.reads(metrics)}
+    metrics = [StepMetrics(step, {}) for step in _rename_metrics(judged.values(), watch.names)]
+    ended: dict[int, list[str]] = {}
+    for monitor in watch.monitors:
+        places = [n for n, step in enumerate(metrics) if monitor.keys and monitor.can_read(step)]
+        if not places:
+            continue
+        gaps = [later - earlier for earlier, later in pairwise(places)]
+        n_without = len(metrics) - 1 - places[-1]
+        if n_without > max([2 * monitor.patience - 1, *gaps]):
+            ended.setdefault(places[-1], []).append(monitor.name)
+    return [
+        f"{', '.join(dict.fromkeys(names))}: last logged at step {list(judged)[last]}, "
+        f"{len(metrics) - 1 - last} steps ago"
+        for last, names in ended.items()
+    ]
+
+
+def _describe_gaps(run: Run, watch: Watch) -> list[str]:
+    """What of the watched metrics of a log its verdict does not rest on.
+
+    Args:
+        run: The log.
+        watch: The watch that has judged it.
+    """
+    recognized = find_names([*run.curves, *run.unread]) | watch.names
+    names = sorted({*recognized.values(), *OWN_KEYS})
+    return [
+        *_describe_unread(run, names),
+        *_describe_replaced(run, names),
+        *_describe_ended(run, watch),
+    ]
+
+
 def watch_logs(
     logs: Sequence[str],
     names: Mapping[str, str] | None = None,
@@ -186,11 +291,16 @@ def watch_logs(
     Returns:
         The highest level of each log.
     """
+    if not follow >= 0:
+        raise ValueError(f"follow: expected at least 0 seconds, got {follow}")
+    _check_names(names or {})
     runs = _split_folders(logs)
+    healthy = _split_folders(healthy)
+    _check_healthy(runs, healthy)
     thresholds: dict[str, dict[str, float]] = {}
     calm: dict[str, list[dict[str, float]]] = {}
     if healthy:
-        for log in _split_folders(healthy):
+        for log in healthy:
             healthy_steps = read_logged_steps(log).values()
             calm[log] = _rename_metrics(healthy_steps, _find_all_names(healthy_steps, names))
         template = Watch(votes=votes, responses=responses, preset=preset)
@@ -201,18 +311,26 @@ def watch_logs(
         for line in describe_changes(changes, len(calm)):
             print(printable_line(line))
         thresholds = thresholds_of(changes)
-    watches = {
-        log: Watch(votes=votes, responses=responses, preset=preset, thresholds=thresholds)
-        for log in runs
-    }
+    new_watch = partial(
+        Watch, votes=votes, responses=responses, preset=preset, thresholds=thresholds
+    )
+    watches = {log: new_watch() for log in runs}
     judged = dict.fromkeys(runs, 0)  # number of steps
     highest = dict.fromkeys(runs, Level.HEALTHY)
+    read: dict[str, Run] = {}
     while True:
         for log, watch in list(watches.items()):
             try:
-                steps = read_logged_steps(log)
+                read[log] = read_run("run", log)
             except EmptyLogError:
-                steps = {}
+                steps: dict[int, dict[str, float]] = {}
+            else:
+                steps = logged_steps(read[log])
+            went_back = log in read and any(c.n_replaced for c in read[log].curves.values())
+            if len(steps) < judged[log] and not went_back:
+                print(printable_line(f"{log}: the log was begun anew, and so are its baselines"))
+                watches[log] = watch = new_watch()
+                judged[log] = 0
             watch.names = _find_all_names(steps.values(), names)
             if healthy and steps and not judged[log]:
                 shared = _calibrated_signals(watch, [_rename_metrics(steps.values(), watch.names)])
@@ -244,6 +362,9 @@ def watch_logs(
                     f"(--map '{{KEY: NAME}}' gives others), got {', '.join(logged) or 'no numbers'}"
                 )
         if not follow:
+            _check_names_are_logged(
+                names or {}, {key for run in read.values() for key in run.curves}
+            )
             break
         try:
             time.sleep(follow)
@@ -253,5 +374,7 @@ def watch_logs(
         verdict = watch.verdict
         worst = "" if highest[log] <= verdict.level else f", {highest[log].word} before"
         judgement = f"{verdict.level.word} after {verdict.step} steps{worst}"
+        for text in _describe_gaps(read[log], watch) if log in read else ():
+            print(printable_line(f"{log}: {text}"))
         print(printable_line(f"{log}: {judgement}: {verdict.sentence}"))
     return highest

@@ -41,6 +41,8 @@ OWN_KEYS = (
     "ppo/ratio_first",
 )
 """Keys of the monitors, which are the names in `lit_rlhf`."""
+KEYS_BESIDE = ("rollout/responses", "rollout/ref_response_length", "rollout/ref_prompt_entropy")
+"""Further keys that the monitors read where `lit_rlhf` has logged them."""
 
 VERL = {
     LENGTH: "response_length/mean",

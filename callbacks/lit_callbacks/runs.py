@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,8 +49,11 @@ STEPS = (
 """Names under which logs have their x axis."""
 _EVENT_FILES = "events.out.tfevents.*"
 _TABLE = "metrics.csv"
-_KINDS = ("*.wandb", "trainer_state.json", "*.jsonl", "*.csv", "*.tsv", "*.log", "*.out")
+_STATE = "trainer_state.json"
+_KINDS = ("*.wandb", _STATE, "*.jsonl", "*.csv", "*.tsv", "*.log", "*.out")
 """Files of a folder that are looked for, one kind after the other."""
+SAMPLES_FILE = "samples.jsonl"
+"""File beside a log with the responses of a `SampleTimeline`."""
 
 _HEAD = re.compile(r"\*\*([\w ]+)\*\* at (?:\w+ )?\S+")
 _LEVELS = {level.word: level for level in Level}
@@ -83,10 +86,25 @@ class Curve:
         points: The values that count, in ascending steps.
         undone: Pieces that were logged before the run went back to an earlier step, because it was
             resumed or rolled back.
+        n_replaced: Number of values that later ones of the same steps, or of earlier ones, have
+            replaced.
     """
 
     points: list[Point]
     undone: list[list[Point]]
+    n_replaced: int = 0
+
+
+class UnreadValue(NamedTuple):
+    """A value in a log that is no number.
+
+    Attributes:
+        place: File, and number of its line or of the entry of an array.
+        value: The value.
+    """
+
+    place: str
+    value: object
 
 
 class LoggedVerdict(NamedTuple):
@@ -135,6 +153,7 @@ class Run:
             detector in the run.
         held_out: How good the finished model is on held-out data, in a line; empty if the run did
             not say.
+        unread: The first value of each key that is there but no number, by key.
     """
 
     name: str
@@ -144,6 +163,7 @@ class Run:
     spans: Sequence[Span]
     judged_afterwards: bool = False
     held_out: str = ""
+    unread: Mapping[str, UnreadValue] = field(default_factory=dict)
 
     @property
     def level(self) -> Level | None:
@@ -169,7 +189,7 @@ def read_run(name: str, log: str | Path) -> Run:
     Args:
         name: Name of the run.
         log: Folder with TensorBoard's event files or a `metrics.csv`, or one with a single such
-            folder below it; a file of `lit_callbacks.formats`; or a folder with such a file, or
+            folder below it; a file of `lit_callbacks.formats`; or a folder with one such file, or
             with exports of several curves of one run.
 
     Raises:
@@ -193,6 +213,7 @@ def read_run(name: str, log: str | Path) -> Run:
         verdicts=verdicts,
         spans=spans,
         held_out=max(texts[HELD_OUT_KEY]).text if texts[HELD_OUT_KEY] else "",
+        unread=read.unread,
     )
 
 
@@ -277,19 +298,33 @@ class _Log(NamedTuple):
         folder: Folder that the log lies in.
         scalars: Logged values by key, in the order of writing.
         texts: Verdicts and other texts by key, in the order of writing.
+        unread: The first value of each key that is there but no number, by key.
     """
 
     folder: Path
     scalars: dict[str, list[Point]]
     texts: dict[str, list[LoggedText]]
+    unread: Mapping[str, UnreadValue]
 
 
 def find_logs(folder: str | Path) -> list[Path]:
-    """Find folders with event files, or else with tables: the folder itself, or all below it."""
+    """Find the logs of all runs in a folder.
+
+    These are folders with event files, or else with tables: the folder itself, or all below it.
+    Where there are none, they are the files of the first kind of `_KINDS` in or below the folder,
+    each with a run. A folder whose files are exports of curves is the log of one run.
+    """
     for pattern in (_EVENT_FILES, _TABLE):
         folders = {path.parent for path in find_regular_files(folder, f"**/{pattern}")}
         if folders:
             return [Path(folder)] if Path(folder) in folders else sorted(folders)
+    for kind in _KINDS:
+        files = find_regular_files(folder, f"**/{kind}")
+        files = [file for file in files if file.name != SAMPLES_FILE]
+        if kind == _STATE:
+            files = _find_last_states(files)
+        if files:
+            return [Path(folder)] if all(map(is_curve_export, files)) else files
     return []
 
 
@@ -303,35 +338,36 @@ def find_regular_files(folder: str | Path, pattern: str) -> list[Path]:
     return sorted(path for path in Path(folder).glob(pattern) if path.is_file())
 
 
+def _find_last_states(files: Iterable[Path]) -> list[Path]:
+    """The state of each run that has all of its steps: the largest of those of its checkpoints."""
+    by_run: dict[Path, list[Path]] = {}
+    for file in files:
+        is_checkpoint = file.parent.name.startswith("checkpoint-")
+        run = file.parent.parent if is_checkpoint else file.parent
+        by_run.setdefault(run, []).append(file)
+    return [max(states, key=lambda file: file.stat().st_size) for states in by_run.values()]
+
+
 def _read_log(path: Path) -> _Log:
     """Read the only log at a path."""
-    folders = find_logs(path)
-    if len(folders) > 1:
-        names = ", ".join(map(str, folders))
+    logs = [path] if path.is_file() else find_logs(path)
+    if len(logs) > 1:
+        names = ", ".join(map(str, logs))
         raise ValueError(f"run: expected the log of one run, got {path} with {names}")
-    if folders:
-        if find_regular_files(folders[0], _EVENT_FILES):
-            return _read_event_files(folders[0])
-        return _read_records(folders[0] / _TABLE)
-    files = [path] if path.is_file() else _find_files(path)
-    if not files or files[0].suffix not in (*READERS, ".wandb"):
+    if not logs or (logs[0].is_file() and logs[0].suffix not in (*READERS, ".wandb")):
         raise ValueError(
             "log: expected a folder with TensorBoard's event files or a table, or a file "
             f"{', '.join([*READERS, '.wandb'])}, got {path}"
         )
-    return _merge_exports(path, [_read_records(file) for file in files])
-
-
-def _find_files(folder: Path) -> list[Path]:
-    """Find the file of a log in a folder, or all of them where each has one curve."""
-    for kind in _KINDS:
-        files = find_regular_files(folder, f"**/{kind}")
-        if not files:
-            continue
-        if kind == "trainer_state.json":  # of each checkpoint: the last one has all steps
-            return [max(files, key=lambda file: file.stat().st_size)]
-        return files if all(map(is_curve_export, files)) else files[:1]
-    return []
+    log = logs[0]
+    if log.is_file():
+        return _read_records(log)
+    if find_regular_files(log, _EVENT_FILES):
+        return _read_event_files(log)
+    if (log / _TABLE).is_file():
+        return _read_records(log / _TABLE)
+    exports = [file for kind in _KINDS for file in find_regular_files(log, f"**/{kind}")]
+    return _merge_exports(path, [_read_records(file) for file in filter(is_curve_export, exports)])
 
 
 def _merge_exports(path: Path, logs: Sequence[_Log]) -> _Log:
@@ -369,7 +405,7 @@ def _read_event_files(folder: Path) -> _Log:
             scalars.setdefault(key, []).extend(points)
         for key, written in part.texts.items():
             texts.setdefault(key, []).extend(written)
-    return _Log(folder, scalars, texts)
+    return _Log(folder, scalars, texts, unread={})
 
 
 def _read_event_file(folder: Path, log: Any) -> _Log:  # noqa: ANN401  # tensorboard has no types
@@ -398,7 +434,7 @@ def _read_event_file(folder: Path, log: Any) -> _Log:  # noqa: ANN401  # tensorb
             )
             for event in events
         ]
-    return _Log(folder, scalars, texts)
+    return _Log(folder, scalars, texts, unread={})
 
 
 def _order_event_files(logs: Sequence[_Log]) -> list[_Log]:
@@ -475,6 +511,7 @@ def _read_records(file: Path) -> _Log:
     """Read the scalars of a file. There may be several records for a step, as from `CSVLogger`."""
     scalars: dict[str, list[Point]] = {}
     texts: dict[str, list[LoggedText]] = {}
+    unread: dict[str, UnreadValue] = {}
     written = file.stat().st_mtime
     logged: list[_LoggedStep] = []
     for count, (place, values) in enumerate(read_records(file)):
@@ -483,6 +520,9 @@ def _read_records(file: Path) -> _Log:
             for key, value in values.items()
             if key and (number := parse_number(value)) is not None
         }
+        for key in values.keys() - numbers.keys() - unread.keys():
+            if key and values[key] not in (None, ""):  # an empty cell was not logged
+                unread[key] = UnreadValue(place=f"{file}:{place}", value=values[key])
         axis = next((name for name in STEPS if name in numbers), "")
         step = parse_step(numbers.pop(axis, count), file, place)
         logged.append(_LoggedStep(step=step, numbers=numbers, values=values))
@@ -497,7 +537,7 @@ def _read_records(file: Path) -> _Log:
             if value := record.values.get(key):
                 text = LoggedText(time=time, step=record.step, text=str(value))
                 texts.setdefault(key, []).append(text)
-    return _Log(file.parent, scalars, texts)
+    return _Log(file.parent, scalars, texts, unread)
 
 
 def _read_texts(path: Path) -> dict[str, list[LoggedText]]:
@@ -520,19 +560,20 @@ def _read_texts(path: Path) -> dict[str, list[LoggedText]]:
     return texts
 
 
-def _build_curve(points: Iterable[Point]) -> Curve:
-    curve = Curve([], [])
+def _build_curve(points: Sequence[Point]) -> Curve:
+    kept: list[Point] = []
+    undone_pieces: list[list[Point]] = []
     for point in points:
         undone: list[Point] = []
         # a step that is not above the last one means that the run went back to it
-        while curve.points and curve.points[-1].step >= point.step:
-            undone.append(curve.points.pop())
+        while kept and kept[-1].step >= point.step:
+            undone.append(kept.pop())
         # a step that was only logged again is replaced, without an undone piece
         if undone and undone[0].step > point.step:
             # the last common value belongs to the piece too, so that it is drawn from there
-            curve.undone.append([*curve.points[-1:], *reversed(undone)])
-        curve.points.append(point)
-    return curve
+            undone_pieces.append([*kept[-1:], *reversed(undone)])
+        kept.append(point)
+    return Curve(points=kept, undone=undone_pieces, n_replaced=len(points) - len(kept))
 
 
 def build_spans(

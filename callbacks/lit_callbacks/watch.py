@@ -64,6 +64,8 @@ class Watch:
     ) -> None:
         if votes is not None and votes < 1:
             raise ValueError(f"votes: expected at least 1, got {votes}")
+        if responses < 0:
+            raise ValueError(f"responses: expected at least 0, got {responses}")
         self.monitors = default_monitors(preset) if monitors is None else list(monitors)
         if not self.monitors:
             raise ValueError("monitors: expected at least one, got none")

@@ -117,6 +117,117 @@ def test_line_feed_in_a_name_breaks_no_line(tmp_path: Path, capsys: Any) -> None
     assert any(line.startswith(r"ppo/ratio\nforged ") for line in table)
 
 
+def write_json(file: Path, records: list[dict[str, Any]]) -> str:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(file)
+
+
+@pytest.mark.parametrize("names", [("a.jsonl", "b.jsonl"), ("a/log.jsonl", "b/log.jsonl")])
+def test_each_file_of_a_folder_is_a_run(names: tuple[str, str], tmp_path: Path) -> None:
+    calm = write_json(tmp_path / names[0], RECORDS[:10])
+    far = write_json(tmp_path / names[1], RECORDS)
+    write_json(tmp_path / "samples.jsonl", [{"step": 1, "prompt": "a", "response": "b"}])
+    assert watch_logs([str(tmp_path)]) == {calm: Level.HEALTHY, far: Level.COLLAPSED}
+    with pytest.raises(ValueError, match=r"expected the log of one run, got .* with .*b"):
+        read_logged_steps(tmp_path)
+
+
+def test_last_state_of_each_trainer_is_a_run(tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        for last in (5, 13):
+            folder = tmp_path / run / f"checkpoint-{last}"
+            folder.mkdir(parents=True)
+            history = json.dumps({"log_history": RECORDS[:last]})
+            (folder / "trainer_state.json").write_text(history)
+    states = [str(tmp_path / run / "checkpoint-13/trainer_state.json") for run in ("a", "b")]
+    assert watch_logs([str(tmp_path)]) == dict.fromkeys(states, Level.COLLAPSED)
+
+
+def last_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What `watch_logs` printed last, without the name of the log."""
+    lines = capsys.readouterr().out.splitlines()
+    return [line.partition(": ")[2] for line in lines if " step " not in line.partition(": ")[0]]
+
+
+@pytest.mark.parametrize("value", [None, "-", True, [0.4]])
+def test_metric_that_is_no_longer_a_number_is_named(
+    value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The verdict at the end does not rest on it."""
+    records = RECORDS[:8] + [RECORDS[8] | {"kl": value, "step": 10 * i} for i in range(9, 15)]
+    log = write_json(tmp_path / "log.jsonl", records)
+    assert watch_logs([log]) == {log: Level.HEALTHY}
+    *notes, end = last_lines(capsys)
+    unread = [] if value is None else [f"kl is no number, but {value!r}, at {log}:9"]
+    assert notes == [*unread, "KL per token, KL: last logged at step 80, 6 steps ago"]
+    assert end.startswith("healthy after 14 steps")
+
+
+def test_metric_of_some_steps_is_not_called_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = [dict(record) for record in RECORDS[:10]]
+    for number, record in enumerate(records):
+        if number % 5:
+            del record["kl"]
+    watch_logs([write_json(tmp_path / "log.jsonl", records)])
+    assert len(last_lines(capsys)) == 1
+
+
+def test_values_that_later_ones_replace_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second run in a log would hide the first."""
+    log = write_json(tmp_path / "log.jsonl", RECORDS + RECORDS[:10])
+    watch_logs([log])
+    note, _ = last_lines(capsys)
+    assert note.startswith("13 of 23 values of ")
+    assert "or the log has several runs" in note
+
+
+def test_names_without_effect_are_refused(tmp_path: Path) -> None:
+    log = write_json(tmp_path / "log.jsonl", RECORDS)
+    with pytest.raises(
+        ValueError, match=r"--map: expected keys among rollout/kl, .*got rollout/k$"
+    ):
+        watch_logs([log], {"rollout/k": "kl"})
+    with pytest.raises(ValueError, match=r"--map: .* metric for rollout/kl, got 'my/kl'; logged "):
+        watch_logs([log], {"rollout/kl": "my/kl"})
+
+
+def test_judged_log_is_not_taken_as_healthy(tmp_path: Path) -> None:
+    log = write_json(tmp_path / "log.jsonl", RECORDS)
+    (tmp_path / "link.jsonl").symlink_to(log)
+    with pytest.raises(ValueError, match=r"--healthy: expected other logs .*link\.jsonl"):
+        watch_logs([log], healthy=[str(tmp_path / "link.jsonl")])
+
+
+@pytest.mark.parametrize("option", ["follow", "responses"])
+def test_negative_options_are_refused(option: str, tmp_path: Path) -> None:
+    log = write_json(tmp_path / "log.jsonl", RECORDS)
+    with pytest.raises(ValueError, match=f"^{option}: expected at least 0.*, got -1"):
+        watch_logs([log], **{option: -1})  # type: ignore[arg-type]
+
+
+def test_log_that_begins_anew_gets_new_baselines(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "log.jsonl"
+    longer = [record | {"completions/mean_length": 900.0} for record in RECORDS[:10]]
+    contents = iter([RECORDS[:2], longer])
+    write_json(file, RECORDS[:10])
+
+    def sleep(seconds: float) -> None:
+        if (records := next(contents, None)) is None:
+            raise KeyboardInterrupt
+        write_json(file, records)
+
+    monkeypatch.setattr("lit_callbacks.logs.time.sleep", sleep)
+    assert watch_logs([str(file)], follow=2.0) == {str(file): Level.HEALTHY}
+    assert f"{file}: the log was begun anew" in capsys.readouterr().out
+
+
 def test_unknown_names_are_mapped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "log.jsonl"
     lines = [{"divergence": r["kl"], "tokens": r["completions/mean_length"]} for r in RECORDS]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from lit_callbacks.gain import Gain, explain_gain
 from lit_callbacks.logs import logged_steps
 from lit_callbacks.names import find_names
 from lit_callbacks.runs import (
+    SAMPLES_FILE,
     LoggedVerdict,
     Point,
     Run,
@@ -68,7 +70,11 @@ def read_responses(run: Run) -> dict[str, Any] | None:
     `ranked` are the best- and the worst-scored responses by title, and `gain` says what the rise of
     the score is made of, or why that is not known.
     """
-    files = find_regular_files(run.folder, "**/samples.jsonl")
+    log = Path(run.folder)
+    if log.is_file():
+        files = find_regular_files(log.parent, SAMPLES_FILE)
+    else:
+        files = find_regular_files(log, f"**/{SAMPLES_FILE}")
     samples: list[Sample] = [sample for file in files[:1] for sample in read_samples(file)]
     if not samples:
         return None

@@ -398,6 +398,14 @@ def test_responses_before_at_and_after_each_verdict(tmp_path: Path, watched: str
     assert worst == ["b10", "b8", "b6", "b4", "b2"]
 
 
+def test_responses_beside_the_file_of_a_log_are_shown(tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    log.write_text("".join(f'{{"step": {step}, "rollout/kl": 0.1}}\n' for step in range(3)))
+    assert not report(tmp_path, str(log)).root.all(css="responses")
+    write_samples(str(tmp_path), SAMPLES)
+    assert report(tmp_path, str(log)).root.one(css="responses")
+
+
 def test_page_tells_the_gain_or_why_there_is_none(tmp_path: Path, calm: str) -> None:
     write_samples(calm, SAMPLES)
     assert "expected at least" in report(tmp_path, calm).root.one(css="responses").text
