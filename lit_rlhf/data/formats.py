@@ -55,6 +55,15 @@ _INPUT_FIELDS = ("input", "context")
 _OPTION_LETTERS = "ABCDEFGHIJ"
 _UNSUPPORTED_FIELDS = ("tools", "functions", "images", "videos", "audios")
 """Fields that change what a prompt means, in the formats of other projects."""
+_FALSE_AS_TEXT = ("false", "0", "0.0")
+"""What files without truth values write for a response that was rejected."""
+_SCORES = (
+    ("score_chosen", "score_rejected"),
+    ("chosen_score", "rejected_score"),
+    ("chosen_rating", "rejected_rating"),
+    ("chosen-rating", "rejected-rating"),
+)
+"""Fields in which datasets rate the two responses of a preference."""
 _LARGEST_MARGIN = 3.4e38  # batches hold margins as float32
 _TURN_MARKER = re.compile(r"\n\n(Human|Assistant):")
 _SPEAKERS = {  # MOSS-RLHF's markers of a turn, which its files may have or lack
@@ -208,6 +217,10 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
         return _parse(row, format, kind)
     if row.get("label") is False:
         return []
+    if "chosen" not in row.fields and str(row.get("label")).lower() in _FALSE_AS_TEXT:
+        raise row.error(
+            "expected true or false", field="label", detail="drop the field to go on without"
+        )
     untrained = _has_untrained_turns(row)
     records = [r for r in _parse(row, format, kind) if isinstance(r, DemonstrationRecord)]
     return [replace(record, has_untrained_turns=untrained) for record in records]
@@ -741,6 +754,7 @@ def _make_record(row: Row, kind: RecordKind, parts: _Parts) -> Record:
         raise row.error("chosen and rejected have different prompts", field="rejected")
     if response.strip() == rejected.strip():
         raise row.error("chosen and rejected are equal", field="rejected")
+    _check_scores(row)
     return PreferenceRecord(
         prompt=prompt,
         chosen=response,
@@ -750,6 +764,20 @@ def _make_record(row: Row, kind: RecordKind, parts: _Parts) -> Record:
         location=row.location,
         is_label=parts.is_label,
     )
+
+
+def _check_scores(row: Row) -> None:
+    """Refuse a preference whose own scores say that the rejected response is better."""
+    for better, worse in _SCORES:
+        of_chosen = row.get(better)
+        of_rejected = row.get(worse)
+        is_rated = isinstance(of_chosen, int | float) and isinstance(of_rejected, int | float)
+        if is_rated and of_chosen < of_rejected:
+            raise row.error(
+                f"below {worse}, so that the rejected response is the better one",
+                field=better,
+                detail=f"{of_chosen} and {of_rejected}",
+            )
 
 
 def _name_missing_response(row: Row, kind: RecordKind, parts: _Parts) -> str:

@@ -142,6 +142,29 @@ def test_rejected_is_no_example(write_lines: Writer, caplog: pytest.LogCaptureFi
         read("demonstration", write_lines({**liked, "label": False}))
 
 
+@pytest.mark.parametrize("label", [0, "False", "0", 0.0])
+def test_label_that_may_mean_rejected_is_refused(write_lines: Writer, label: Any) -> None:
+    liked = {"prompt": "q", "completion": "a", "label": 1}
+    path = write_lines(liked, {**liked, "completion": "b", "label": label})
+    with pytest.raises(RecordError, match=r"data.jsonl:2: field 'label': expected true or false"):
+        read("demonstration", path)
+    assert len(read("prompt", path)) == 2
+
+
+@pytest.mark.parametrize(
+    "names", [("score_chosen", "score_rejected"), ("chosen_score", "rejected_score")]
+)
+def test_scores_against_the_choice_are_refused(write_lines: Writer, names: tuple[str, str]) -> None:
+    row = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    equal = row | dict.fromkeys(names, 8.0)
+    against = row | {names[0]: 2, names[1]: 9.5}
+    assert len(read("preference", write_lines(row, equal))) == 2
+    message = rf"data.jsonl:2: field '{names[0]}': below {names[1]}, .*2 and 9.5"
+    with pytest.raises(RecordError, match=message):
+        read("preference", write_lines(equal, against))
+    assert len(read("demonstration", write_lines(equal, against))) == 2
+
+
 @pytest.mark.parametrize("choice", [0, None, "2"])
 def test_tie_is_only_a_prompt(write_lines: Writer, choice: Any) -> None:
     row = {"prompt": "q", "response_1": "a", "response_2": "b"}
