@@ -73,7 +73,7 @@ def read_responses(paths: Sequence[str], limit: int | None = None) -> Responses:
     Args:
         paths: JSON lines files with the fields `prompt` (in any format of a prompt file) and
             `response`, which may be empty. The field `policy` names the policy; without it, the
-            file's name does.
+            file's name does, or the field `model` in a file with the responses of several models.
         limit: Number of responses to keep of each policy, from the first; `None` keeps all.
     """
     by_policy = read_response_lines(paths, limit)
@@ -106,8 +106,11 @@ def read_response_lines(
     by_policy: dict[str, list[ResponseLine]] = {}
     for path in paths:
         of_file: dict[str, list[ResponseLine]] = {}
-        for row in read_file(path, PurePath(path).name):
-            line = _parse_line(row)
+        rows = list(read_file(path, PurePath(path).name))
+        models = {str(row.get("model")) for row in rows if isinstance(row, Row)}
+        name_field = "policy" if len(models) == 1 else "model"
+        for row in rows:
+            line = _parse_line(row, name_field)
             of_file.setdefault(line.policy, []).append(line)
         for policy, lines in of_file.items():
             if policy in by_policy:
@@ -138,8 +141,13 @@ def check_same_prompts(by_policy: Mapping[str, Sequence[ResponseLine]]) -> None:
             )
 
 
-def _parse_line(row: Row | RecordError) -> ResponseLine:
-    """Parse a line, which an error names."""
+def _parse_line(row: Row | RecordError, name_field: str) -> ResponseLine:
+    """Parse a line, which an error names.
+
+    Args:
+        row: The line.
+        name_field: Field with the name of the policy if there is no `policy`.
+    """
     if isinstance(row, RecordError):
         raise row
     response = row.get("response")
@@ -149,9 +157,10 @@ def _parse_line(row: Row | RecordError) -> ResponseLine:
     prompt_row = replace(row, fields={"prompt": row.get("prompt")})
     (record,) = parse_row(prompt_row, "prompt", "prompt")
     assert isinstance(record, PromptRecord)  # for mypy: the kind that was asked for
-    policy = row.get("policy") if "policy" in row.fields else row.source.split(".")[0]
+    field = "policy" if "policy" in row.fields else name_field
+    policy = row.fields.get(field, row.source.split(".")[0])
     if not isinstance(policy, str) or not policy:
-        raise row.error("not a name", field="policy", detail=repr(policy))
+        raise row.error("not a name", field=field, detail=repr(policy))
     ended = row.get("ended")
     return ResponseLine(
         policy=policy,

@@ -29,6 +29,14 @@ def test_one_file_may_hold_several_policies(tmp_path: Path) -> None:
     assert responses.by_policy == {"sft": ["a"], "ppo": ["b"]}
 
 
+def test_models_of_one_file_are_policies(tmp_path: Path) -> None:
+    records = said(("hi", "a"), model="runs/sft") + said(("hi", "b"), model="runs/ppo")
+    both = read_responses([write_lines(tmp_path / "both.jsonl", records)])
+    assert both.by_policy == {"runs/sft": ["a"], "runs/ppo": ["b"]}
+    files = [write_lines(tmp_path / f"{n}.jsonl", [record]) for n, record in enumerate(records)]
+    assert read_responses(files).by_policy == {"0": ["a"], "1": ["b"]}
+
+
 def test_the_limit_holds_for_each_policy(tmp_path: Path) -> None:
     records = said(("hi", "a"), ("bye", "b"))
     files = [write_lines(tmp_path / f"{name}.jsonl", records) for name in ("sft", "ppo")]
