@@ -8,6 +8,7 @@ of options. In Python, a callable or a loaded reward model may take the place of
 import hashlib
 import inspect
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -450,6 +451,15 @@ def parse_rewards(rewards: Rewards) -> list[RewardSpec]:
             raise ValueError(
                 f"rewards: expected rewards of different names, got {twice[0]!r} twice; define "
                 "functions by `def` with names of their own"
+            )
+    models = [spec.key for spec in specs if spec.is_model and isinstance(spec.source, str)]
+    folders: dict[str, str] = {}
+    for model in models:
+        earlier = folders.setdefault(os.path.realpath(model), model)
+        if earlier != model:
+            raise ValueError(
+                f"rewards: expected each reward model once, got {earlier} and {model}, which are "
+                "one folder"
             )
     rules = [spec.name for spec in specs if spec.rule]
     short = shorten_names([spec.name for spec in specs], unchanged=rules)

@@ -366,6 +366,7 @@ def test_a_loaded_model_scores_as_from_its_folder(folder: Path, rollouts: Rollou
         ([5], "rewards: expected a reward model, its folder, a callable, .*got 5"),
         ([], "rewards: expected at least one entry"),
         (["a", "a"], "expected rewards of different names, got 'a' twice"),
+        ({"a/b": 1.0, "./a/b/": 0.5}, "each reward model once, got a/b and ./a/b/, which are one"),
         ([lambda p, r: [0.0], lambda p, r: [1.0]], r"got '.*:<lambda>' twice; define functions by"),
         ({"brevity": brevity}, "rewards.brevity: expected a weight, got <function .* is the key"),
     ],
