@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -532,7 +533,13 @@ def _tell_next(data: _OwnData, lengths: _Lengths, has_pairs: bool) -> None:
     evaluate += ["--max_prompt_length", str(lengths.max_prompt_length)]
     evaluate += ["--max_new_tokens", str(lengths.max_new_tokens)]
     if is_preference:
-        evaluate += ["--rewards", f"{{{root}/reward: 1.0}}"]
+        rewards = yaml.safe_dump(
+            {f"{root}/reward": 1.0},  # quoted if the name of the data needs it
+            default_flow_style=True,
+            allow_unicode=True,
+            width=sys.maxsize,
+        )
+        evaluate += ["--rewards", rewards.strip()]
     evaluate += ["--output", f"{root}/evaluation.json"]
     commands.append(evaluate)
     lines = [shlex.join(["lit_rlhf", *words]) for words in commands]
