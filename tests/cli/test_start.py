@@ -288,6 +288,16 @@ def test_one_row_is_trained_on_and_evaluated(capsys: pytest.CaptureFixture[str])
     assert not any("HealthyCheckpoint" in c["class_path"] for c in trainer["callbacks"])
 
 
+def test_printed_rewards_are_read_whatever_the_data_are_called(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = "pairs #1: {a}'s"
+    write_lines(Path(f"{name}.jsonl"), ROWS)
+    main(["start", f"{name}.jsonl"])
+    evaluate = read_commands(capsys.readouterr().out)[-1]
+    assert yaml.safe_load(option(evaluate, "rewards")) == {f"runs/{name}/reward": 1.0}
+
+
 def run_printed_commands(shown: str, root: str) -> dict[str, Any]:
     """Run the printed commands as they are; return the evaluation."""
     commands = read_commands(shown)
