@@ -303,7 +303,7 @@ def _hash_policies(
     hashes: dict[str, str | None] = {}
     for name, of_policy in lines.items():
         models = read_manifest(of_policy[0].location.file).get("made", {}).get("models", {})
-        hashes[name] = next(iter(models.values())) if len(models) == 1 else None
+        hashes[name] = next(iter(models.values())) if len(models) == 1 else models.get(name)
     return hashes
 
 
