@@ -97,7 +97,12 @@ def load_adapter_folder(
         raise ValueError(f"path: expected adapters with safetensors weights, got no {file}")
     check_whole(file)
     config = PeftConfig.from_pretrained(str(path))
-    source = base or config.base_model_name_or_path or ""
+    source = base or config.base_model_name_or_path
+    if not source:
+        raise ValueError(
+            f"base: expected the model below the adapters, got none, and {ADAPTER_CONFIG} in "
+            f"{path} names none"
+        )
     if config.task_type == TaskType.CAUSAL_LM:
         model = load_causal_lm(source, options, pickled_weights=pickled_weights)
     elif config.task_type == TaskType.SEQ_CLS:

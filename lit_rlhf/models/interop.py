@@ -149,6 +149,22 @@ def _find_files_outside_layers(path: str | Path, pickled_weights: bool) -> list[
     return []
 
 
+def check_weights_are_there_once(folder: Path) -> None:
+    """Refuse a folder with weights in one file and other ones in several.
+
+    One of them is left from an earlier save, and programs differ in which one they read.
+    """
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    if not (folder / SAFE_WEIGHTS_NAME).is_file() or not index.is_file():
+        return
+    shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+    if SAFE_WEIGHTS_NAME not in shards:
+        raise ValueError(
+            f"path: expected weights once in {folder}, got {SAFE_WEIGHTS_NAME} and those that "
+            f"{SAFE_WEIGHTS_INDEX_NAME} lists; remove the older of the two"
+        )
+
+
 def _find_file(path: str | Path, name: str) -> Path | None:
     """A file of a model, fetched from the hub for an id; `None` if the model has no such file."""
     try:

@@ -49,7 +49,12 @@ from lit_rlhf.models.heads import (
     linear_layer,
     set_scalar_padding,
 )
-from lit_rlhf.models.interop import HEAD_NAMES, check_not_delta_weights, find_stored_head
+from lit_rlhf.models.interop import (
+    HEAD_NAMES,
+    check_not_delta_weights,
+    check_weights_are_there_once,
+    find_stored_head,
+)
 from lit_rlhf.models.prepare import prepare_model, private_rng
 from lit_rlhf.models.sharing import copy_sharing_weights
 from lit_rlhf.models.tying import note_untied_embeddings
@@ -335,6 +340,7 @@ def _load_pretrained(
     if Path(path).is_dir():
         check_weights(Path(path))
         check_text_files(Path(path))
+        check_weights_are_there_once(Path(path))
     # transformers initializes missing weights at random, which are errors below
     with private_rng(0), without_loading_report():
         try:

@@ -119,6 +119,14 @@ def test_adapters_that_are_cut_off_are_refused(adapters: Path, folder: Path) -> 
         load_adapter_folder(adapters, ModelOptions(), str(folder))
 
 
+def test_adapters_of_an_unknown_model_ask_for_it(adapters: Path) -> None:
+    config = json.loads((adapters / ADAPTER_CONFIG).read_text("utf-8"))
+    config["base_model_name_or_path"] = None
+    (adapters / ADAPTER_CONFIG).write_text(json.dumps(config), "utf-8")
+    with pytest.raises(ValueError, match=r"^base: expected the model below the adapters, got none"):
+        load_adapter_folder(adapters, ModelOptions())
+
+
 def test_adapters_without_their_weights_are_refused(adapters: Path, folder: Path) -> None:
     weights = load_file(adapters / ADAPTER_WEIGHTS)
     lost = sorted(weights)[-1]

@@ -216,6 +216,13 @@ def list_parts(content: object) -> Callable[[Path], object]:
     return lambda folder: (folder / "m.safetensors.index.json").write_text(json.dumps(content))
 
 
+def leave_earlier_parts(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights, folder / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
+    index = {"weight_map": dict.fromkeys(weights, "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+
+
 UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
 
 
@@ -238,6 +245,7 @@ UP, NORM = "model.layers.1.mlp.up_proj.weight", "model.norm.weight"
         (set_config(num_hidden_layers=9), r"got no model\S+(, \S+){4} and 58 more$"),
         (set_config(num_hidden_layers=1), r"without (model.layers.1\S+, ){4}\S+ and 4 more; its"),
         (change_weights(lambda weights: weights.update(more=Tensor([1.0]))), "without more; its"),
+        (leave_earlier_parts, "expected weights once .*, got model.safetensors and those that"),
         (set_config(num_hidden_layers=0), "num_hidden_layers from 1 to 1000 .* got 0$"),
         (set_config(num_hidden_layers=200_000), "num_hidden_layers from 1 to 1000 .* got 200000"),
         (set_config(num_key_value_heads=-1), "num_key_value_heads from 1 to .* got -1$"),
