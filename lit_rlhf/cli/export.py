@@ -1,5 +1,6 @@
 """`lit_rlhf export`: write a checkpoint or model as a folder that other programs load."""
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ if TYPE_CHECKING:  # it imports torch, for which --help does not wait
     from lit_rlhf.export import ExportableModel
 
 PROG = "lit_rlhf export"
+_SIZE = re.compile(r"(?=.*[1-9])\d+(\.\d+)? ?[KMGT]B", re.IGNORECASE)
 
 
 def export(
@@ -71,6 +73,8 @@ def export(
         if not Path(source).exists():
             raise FileNotFoundError(f"checkpoint {source}: does not exist")
     check_inputs({"base": base})
+    if not _SIZE.fullmatch(max_shard_size):
+        raise ValueError(f"max_shard_size: expected a size such as 5GB, got {max_shard_size!r}")
     from rich.console import Console
     from rich.text import Text  # rich would read markup in a path
 

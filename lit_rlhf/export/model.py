@@ -73,10 +73,13 @@ class ExportableModel:
                 "format: expected transformers for a language model, which all programs load, got "
                 f"{format!r}; network critic or reward exports a scalar model"
             )
-        require_finite_weights(self.model, self.name, str(output))
+        merged = merge_adapters(self.model, self.dtype)
+        # as they are saved: float16 does not hold what float32 holds
+        dtype = str(self.dtype).removeprefix("torch.")
+        require_finite_weights(merged, f"{self.name} in {dtype}", str(output))
         with replace_folder(output) as partial:
             save_model_folder(
-                merge_adapters(self.model, self.dtype),
+                merged,
                 self.tokenizer,
                 partial,
                 contract=self.contract,

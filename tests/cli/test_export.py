@@ -63,6 +63,9 @@ def test_flags_choose_type_shards_adapters_and_base(runs: Runs, tmp_path: Path) 
     save_model_folder(tiny_causal_lm("qwen3"), tiny_tokenizer(), tmp_path / "other")
     other = ["--output", str(tmp_path / "n"), "--base", str(tmp_path / "other")]
     assert "path: expected a model of the weights' shape" in export_error(*source, *other)
+    for size in ("0", "0GB", "5", "large"):
+        sized = ["--output", str(tmp_path / "n"), "--max_shard_size", size]
+        assert "max_shard_size: expected a size such as 5GB" in export_error(*source, *sized)
     assert not (tmp_path / "n").exists()
 
 

@@ -112,6 +112,15 @@ def test_weights_that_are_not_finite_are_not_exported(runs: Runs, tmp_path: Path
     assert not (tmp_path / "m").exists()
 
 
+def test_weights_that_the_type_does_not_hold_are_not_exported(runs: Runs, tmp_path: Path) -> None:
+    content = torch.load(runs("sft").checkpoint, weights_only=True)
+    next(iter(content["state_dict"].values()))[0] = 1e6
+    torch.save(content, tmp_path / "large.ckpt")
+    with pytest.raises(ValueError, match=r"m: expected finite numbers, .* in float16"):
+        load_checkpoint_model(tmp_path / "large.ckpt", dtype="float16").save(tmp_path / "m")
+    load_checkpoint_model(tmp_path / "large.ckpt", dtype="bfloat16").save(tmp_path / "m")
+
+
 def test_a_value_head_keeps_the_output_layer_that_was_trained(runs: Runs, tmp_path: Path) -> None:
     saved = runs("reward")
     load_checkpoint_model(saved.checkpoint, dtype="bfloat16").save(tmp_path / "m", format="trl")
