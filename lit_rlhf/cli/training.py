@@ -20,7 +20,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar, WeightAveraging
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from lit_callbacks import PhaseSummary, ResumeCheckpoint, StageProgressBar, find_collapse
 from lit_rlhf.cli.configs import resolve_configs
@@ -318,6 +318,10 @@ class RLHFCLI(LightningCLI):
             trainer_settings = self.config_init[self.subcommand].trainer
             trainer_settings.callbacks = self._run_callbacks(trainer_settings)
         trainer = super().instantiate_trainer(**kwargs)
+        if trainer.world_size == 1:
+            # a rank of another program in the environment, such as RANK or SLURM_PROCID, would
+            # keep loggers and messages from writing
+            vars(rank_zero_only)["rank"] = 0
         use_atomic_checkpoints(trainer)
         return trainer
 

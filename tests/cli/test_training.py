@@ -20,6 +20,7 @@ from lit_rlhf.cli.main import stage_usage
 from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, is_news, run_cli
 from lit_rlhf.errors import UserError
 from lit_rlhf.modules import PPOModule
+from lit_rlhf.rank_zero import rank_zero_only
 from lit_rlhf.rollout import generate_responses
 from tests.support import fit_command
 from tests.support.nucleus import Nucleus
@@ -223,6 +224,15 @@ def test_every_iteration_is_logged(root: Path, capsys: pytest.CaptureFixture[str
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ppo ")]
     assert lines[-1].startswith("ppo 3/3 100%")
     assert all(name in lines[-1] for name in ("score ", "kl ", "response_length "))
+
+
+def test_run_in_one_process_logs_whatever_rank_the_environment_has(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of a SLURM job that trains alone has a rank of the job."""
+    monkeypatch.setitem(vars(rank_zero_only), "rank", 1)  # as at the import with RANK=1
+    fit_ppo(root)
+    assert len(logged(Path("lightning_logs/version_0"))["rollout/score"]) == 3
 
 
 @pytest.mark.parametrize("option", [{"limit_train_batches": 1e-9}, {"accumulate_grad_batches": 2}])
