@@ -9,13 +9,18 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from torch import Tensor
 
 from lit_callbacks import CollapseDetector, read_run
+from lit_rlhf.data import PromptBatch
 from lit_rlhf.files import read_manifest
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.modules.held_out import describe_held_out
+from lit_rlhf.ppo import PPO
+from lit_rlhf.rewards import Scores
+from lit_rlhf.rollout import RolloutBatch
 from tests.support import stages
-from tests.support.stages import fit_module, ppo_options, prompts
+from tests.support.stages import fit_module, ppo_options, prompts, with_algorithm
 
 REWARD = {"val/reward/accuracy": 0.75, "val/reward/longer_accuracy": 0.5, "val/reward/pairs": 100.0}
 
@@ -132,6 +137,36 @@ def test_the_start_has_the_scores_of_the_reference(root: Path, tmp_path: Path, r
     assert after["val/rollout/start_score"] == before["val/rollout/score"]
     assert after["val/rollout/score"] != before["val/rollout/score"]
     assert after["val/rollout/win_rate"] != 0.5
+
+
+class OneAgainstTheRow(PPO):
+    """Scores each response 1, and the start's response in row n of a batch n."""
+
+    n_starts = 0
+
+    def score(self, rollouts: RolloutBatch, batch: PromptBatch) -> Scores:
+        return Scores(torch.ones(len(batch.texts)))
+
+    def score_start(self, batch: PromptBatch, seed: int) -> Tensor:
+        self.n_starts += 1
+        return torch.arange(float(len(batch.texts)))
+
+
+def test_win_rate_counts_scores_above_those_of_the_start_of_each_set(
+    root: Path, tmp_path: Path
+) -> None:
+    module = with_algorithm(OneAgainstTheRow)(**ppo_options(root))
+    # starts 0, 1, 2; 0, 1, 2; 0, 1
+    data = prompts(root, batch_size=3, test_sources=stages.source(root, "prompts"))
+    run = stages.trainer(tmp_path, limit_val_batches=None)
+    (validated,) = run.validate(module, datamodule=data, verbose=False)
+    assert validated["val/rollout/start_score"] == 7 / 8
+    assert validated["val/rollout/win_rate"] == (3 + 3 / 2) / 8
+    assert module.ppo.n_starts == 3
+    run.validate(module, datamodule=data, verbose=False)
+    assert module.ppo.n_starts == 3
+    run.test(module, datamodule=data, verbose=False)  # another set has starts of its own
+    assert module.ppo.n_starts == 6
 
 
 def test_the_comparison_with_the_start_leaves_training_as_it_is(root: Path, tmp_path: Path) -> None:

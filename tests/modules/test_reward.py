@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 
-from lit_rlhf.data import DialogueEncoder, Message, PreferenceBatch
+from lit_rlhf.data import DialogueEncoder, Message, PreferenceBatch, PreferenceDataModule
 from lit_rlhf.forward import sequence_scores
 from lit_rlhf.models import load_causal_lm, load_scalar_model, load_tokenizer, read_lm_head
 from lit_rlhf.modules import RewardModule
@@ -292,6 +293,17 @@ def test_draws_follow_the_place_in_the_run(root: Path) -> None:
         for epoch, index in ((1, 2), (1, 2), (1, 3), (0, 2))
     ]
     assert [rows == draws[0] for rows in draws] == [True, True, False, False]
+
+
+def test_steps_draw_pairs_for_their_epoch_and_batch(root: Path, tmp_path: Path) -> None:
+    data = stages.preferences(root, meta_sources=stages.source(root, "preferences"))
+    unchanged = PreferenceDataModule.draw_meta_pairs
+    with patch.object(
+        PreferenceDataModule, "draw_meta_pairs", autospec=True, side_effect=unchanged
+    ) as draw:
+        stages.fit_module(build(root), data, tmp_path, max_epochs=2)
+    places = [(call.kwargs["epoch"], call.kwargs["batch_idx"]) for call in draw.call_args_list]
+    assert places == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize(

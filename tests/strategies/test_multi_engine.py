@@ -133,3 +133,16 @@ def test_gradient_buckets_are_no_larger_than_the_network() -> None:
         overrides={},
     )
     assert config["zero_optimization"]["reduce_bucket_size"] == 1000
+
+
+def test_a_users_bucket_size_wins_over_the_strategys() -> None:
+    config = engine_config(
+        stage=2,
+        offload_optimizer=False,
+        dtype=torch.float32,
+        device_type="cuda",
+        numel=1000,
+        overrides={"zero_optimization": {"reduce_bucket_size": 7}},
+    )
+    assert config["zero_optimization"]["reduce_bucket_size"] == 7
+    assert config["zero_optimization"]["stage"] == 2
