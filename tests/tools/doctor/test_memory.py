@@ -27,6 +27,7 @@ from lit_rlhf.tools.doctor.memory import (
     NetworkShape,
     PPOMemory,
     PPOSizes,
+    network_shape,
     ppo_memory,
     zero2_model_states,
 )
@@ -223,3 +224,18 @@ def peak(model: torch.nn.Module, work: Any) -> int:
         before = live.live
         work()
     return live.peak - before
+
+
+def test_shape_of_a_network_is_read_from_its_config() -> None:
+    sizes = {"num_hidden_layers": 3, "hidden_size": 16, "intermediate_size": 24, "vocab_size": 50}
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    model = AutoModelForCausalLM.from_config(config)
+    # query and output are 16 by 16, key and value 16 by 2 * 4, and gate, up and down 16 by 24
+    assert network_shape(model) == NetworkShape(
+        parameters=sum(p.numel() for p in model.parameters()),
+        layers=3,
+        hidden=16,
+        kv_width=8,
+        vocabulary=50,
+        matmul_width=2 * 32 + 2 * 24 + 3 * 40,
+    )

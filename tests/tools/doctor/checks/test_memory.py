@@ -42,6 +42,23 @@ def test_sizes_of_a_run_come_each_from_its_own_setting(root: Path, tmp_path: Pat
     assert (sizes.micro_batch_tokens, sizes.scored_tokens) == (70, 500)
 
 
+@pytest.mark.parametrize(
+    ("plan", "memory_options"),
+    [
+        ({"offload_optimizer": True}, {}),
+        ({"sharded": True}, {}),
+        ({}, {"offload_frozen": True}),
+        ({}, {"shard_frozen": True}),
+    ],
+)
+def test_each_way_to_save_memory_is_counted_by_its_own_setting(
+    root: Path, tmp_path: Path, plan: dict[str, bool], memory_options: dict[str, bool]
+) -> None:
+    sizes = ppo_sizes(case_of(root, tmp_path, RunPlan(**plan), memory=memory_options))
+    ways = ("offload_optimizer", "sharded", "offload_frozen", "shard_frozen")
+    assert {way for way in ways if getattr(sizes, way)} == {*plan, *memory_options}
+
+
 def test_too_little_memory_is_a_failure(root: Path, tmp_path: Path) -> None:
     with patch("lit_rlhf.tools.doctor.run.free_memory", lambda device: 2**20):
         finding = only_finding(findings(root, tmp_path), "memory", "failure")
@@ -85,6 +102,17 @@ def test_engines_share_states_and_cast_frozen_networks(root: Path, tmp_path: Pat
     assert needs.trained == sum(2 * n + 12 * n // 4 for n in (policy, critic))
     assert needs.gradients == max(n + 4 * n for n in (policy, critic))  # a share and buckets
     assert needs.frozen == 2 * (policy + critic)
+
+
+def test_sharded_networks_are_float32_and_spread_over_the_ranks(
+    root: Path, tmp_path: Path
+) -> None:
+    policy, critic, needs = estimated(root, tmp_path, RunPlan(ranks=4, sharded=True))
+    # weights and two moments of Adam; the gradients of one network; bfloat16 where it is frozen
+    assert needs.trained == sum(3 * (4 * n // 4) for n in (policy, critic))
+    assert needs.gradients == max(4 * n // 4 for n in (policy, critic))
+    assert needs.frozen == 2 * (policy + critic) // 4
+    assert needs.cpu == 0
 
 
 def test_offloaded_networks_take_no_room(root: Path, tmp_path: Path) -> None:
