@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 from transformers import SchedulerType
 
 from lit_rlhf.modules import OptimizerOptions, PPOModule, RewardModule, SFTModule
 from lit_rlhf.modules.options import SCHEDULES
-from lit_rlhf.modules.schedules import learning_rate_factor
+from lit_rlhf.modules.schedules import build_schedule, learning_rate_factor
 from tests.support import stages
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipe.md"
@@ -104,6 +105,14 @@ def test_no_rate_is_0_and_none_climbs_after_warmup(name: str, warmup_ratio: floa
     after = factors[max(warmup - 1, 0) :]
     assert after == sorted(after, reverse=True)
     assert len(set(factors[39:])) == 1
+
+
+def test_warmup_takes_at_least_its_share_of_the_updates() -> None:
+    options = OptimizerOptions(1e-3, lr_scheduler="constant_with_warmup", warmup_ratio=0.5)
+    optimizer = torch.optim.SGD([torch.zeros(())], lr=1e-3)
+    (factor,) = build_schedule(optimizer, options, lambda: 5.0).lr_lambdas
+    # half of five updates is rounded up to three
+    assert [factor(update) for update in range(5)] == pytest.approx([1 / 3, 2 / 3, 1, 1, 1])
 
 
 def test_schedules_that_need_more_than_a_length_are_refused() -> None:

@@ -64,6 +64,19 @@ def test_comparisons_come_in_order_and_each_to_so_many_people(
     assert seen["dee"] == []
 
 
+def test_label_has_the_responses_and_policies_of_its_comparison(
+    stores: list[LabelStore], tmp_path: Path
+) -> None:
+    (made,) = make_comparisons(1)
+    schedule = make_schedule(stores, tmp_path, [replace(made, ended_a=True, ended_b=False)])
+    work(schedule, "ann")
+    (label,) = stores[0].labels
+    assert (label.annotator, label.comparison) == ("ann", made.key)
+    assert (label.response_a, label.response_b) == ("bad 0", "good 0")
+    assert (label.policy_a, label.policy_b) == ("sft", "ppo")
+    assert (label.ended_a, label.ended_b) == (True, False)
+
+
 def test_people_at_once_look_at_different_comparisons(
     stores: list[LabelStore], tmp_path: Path
 ) -> None:

@@ -66,6 +66,8 @@ def test_labels_are_read_back_as_they_were(tmp_path: Path) -> None:
     assert read_labels(str(path)) == [label]
     again = LabelStore(path, [odd])
     assert again.labels == [label]
+    assert again.find(Task("ann", odd.key)) == label
+    assert not again.add(label)
     again.close()
 
 
