@@ -33,7 +33,8 @@ def timer_of_cpu() -> PhaseTimer:
 
 
 def test_phases_add_up_and_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, peaks = iter([0.0, 2.0, 10.0, 11.0, 20.0, 24.0]), iter([3 * GIB, GIB, 2 * GIB])
+    clock = iter([0.0, 2.0, 10.0, 11.0, 20.0, 24.0, 30.0, 32.0])
+    peaks = iter([3 * GIB, GIB, 2 * GIB, GIB / 2])
     monkeypatch.setattr(phase_timer.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(phase_timer, "peak_bytes", lambda device: next(peaks))
     timer = timer_of_cpu()
@@ -49,6 +50,14 @@ def test_phases_add_up_and_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         "throughput/response_tokens_per_second": 2.0,
     }
     assert timer.pop_metrics(0, "tokens") == {}
+    with timer("update", SHAPE, []):
+        pass
+    assert {key: float(value) for key, value in timer.pop_metrics(6, "tokens").items()} == {
+        "time/update": 2.0,
+        "time/iteration": 2.0,
+        "memory/update": 0.5,
+        "throughput/tokens_per_second": 3.0,
+    }
 
 
 @pytest.mark.skipif(not phase_timer.STATUS.exists(), reason="only Linux tells the peak of a phase")

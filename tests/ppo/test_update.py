@@ -161,6 +161,14 @@ def test_plain_stepper_clips_each_network_and_skips_what_is_not_finite() -> None
     assert weight.grad is None
 
 
+def test_plain_stepper_clips_nothing_without_a_bound() -> None:
+    weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    stepper = OptimizerStepper({"policy": torch.optim.SGD([weight], lr=0.5)}, grad_clip=None)
+    loss = weight.square().sum() / 2
+    stepper.update("policy", [LossShare(loss, {"x/loss": loss})])
+    assert weight.tolist() == [1.5, 2.0]
+
+
 def test_phase_overridden_in_the_module_is_refused_with_its_place() -> None:
     with pytest.raises(TypeError, match=r"Wrong\.shape_rewards: expected on a subclass of .*PPO"):
 

@@ -33,6 +33,43 @@ def test_commonest_opening_is_counted_over_batches() -> None:
     assert "rollout/score" not in computed  # none were given
 
 
+def test_openings_of_short_responses_are_alike_whatever_stands_behind_them() -> None:
+    metrics = rollout.RolloutMetrics()
+    for rows in ([[1, 2]], [[1, 2, 7, 7, 7], [1, 2, 8, 8, 8], [1, 2, 3, 4, 5]]):
+        ids = torch.tensor(rows)
+        zeros = torch.zeros(ids.shape)
+        metrics.update(
+            logprobs=zeros,
+            ref_logprobs=zeros,
+            entropy=zeros,
+            response_mask=ids < 7,
+            response_ids=ids,
+            terminated=torch.ones(len(rows), dtype=torch.bool),
+        )
+    # three of four are 1 2
+    assert float(metrics.compute()["rollout/opening_share"]) == 0.75
+
+
+def test_scores_are_means_over_the_responses_with_a_vote() -> None:
+    metrics = rollout.RolloutMetrics()
+    ids = torch.tensor([[4], [5], [6]])
+    zeros = torch.zeros(ids.shape)
+    for votes in ([True, True, False], [False, True, False]):
+        metrics.update(
+            logprobs=zeros,
+            ref_logprobs=zeros,
+            entropy=zeros,
+            response_mask=ids > 0,
+            response_ids=ids,
+            terminated=torch.ones(3, dtype=torch.bool),
+            scores={"score": torch.tensor([1.0, 2.0, 6.0]), "all": torch.tensor([1.0, 2.0, 6.0])},
+            votes={"score": torch.tensor(votes)},
+        )
+    computed = metrics.compute()
+    assert float(computed["rollout/score"]) == pytest.approx((1 + 2 + 2) / 3)
+    assert float(computed["rollout/all"]) == 3.0
+
+
 def test_responses_of_one_token_have_no_bigrams_to_repeat() -> None:
     metrics, one = rollout.RolloutMetrics(), torch.zeros(2, 1)
     ids = torch.tensor([[4], [5]])

@@ -115,8 +115,9 @@ def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> No
     statistics = compute_policy_statistics(policy, rollouts, temperature=0.7)
     assert torch.equal(estimates.logprobs, statistics.logprobs)
     assert torch.equal(estimates.entropy, statistics.entropy)
-    expected = compute_policy_statistics(reference, rollouts, temperature=0.7).logprobs
-    assert torch.equal(estimates.ref_logprobs, expected)
+    of_reference = compute_policy_statistics(reference, rollouts, temperature=0.7)
+    assert torch.equal(estimates.ref_logprobs, of_reference.logprobs)
+    assert torch.equal(estimates.ref_prompt_entropy, of_reference.entropy[:, 0])
     # the first response token is predicted from the prompt: no other policy's response changes it
     again = rollouts._replace(response_ids=rollouts.response_ids.roll(1, dims=0), statistics=None)
     other = score_rollouts(policy, reference, critic, again, temperature=0.7)
@@ -127,6 +128,13 @@ def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> No
     assert torch.equal(estimates.next_values, next_values)
     for field in estimates[:6]:
         assert not field.requires_grad
+
+
+def test_values_without_a_critic_are_zero(rollouts: RolloutBatch) -> None:
+    policy = optimized_causal_lm(seed=1)
+    estimates = score_rollouts(policy, policy, None, rollouts, temperature=0.7)
+    assert torch.equal(estimates.values, torch.zeros(2, 4))
+    assert torch.equal(estimates.next_values, torch.zeros(2))
 
 
 def test_reference_of_an_adapted_policy_lacks_them(folder: Path, rollouts: RolloutBatch) -> None:

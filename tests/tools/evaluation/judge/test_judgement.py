@@ -1,6 +1,7 @@
 """Policies judged over HTTP by a rule that reads the question, and what is kept of it."""
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from lit_rlhf.data import Message
 from lit_rlhf.tools.evaluation import Responses
 from lit_rlhf.tools.evaluation.judge import JudgeOptions, judge_policies
-from lit_rlhf.tools.evaluation.judge.judge import Judgement
+from lit_rlhf.tools.evaluation.judge.judge import Judgement, print_judgement
 from tests.support.evaluation_folders import read_lines
 from tests.support.judge_server import JudgeRequest, JudgeServer, judge_server, longer_wins, verdict
 from tests.support.serving import transformers_serve, write_chat_model
@@ -34,7 +35,9 @@ def results(judged: Judgement) -> list[str]:
     return [record["result"] for record in read_lines(judged.file)]
 
 
-def test_both_orders_are_asked_and_mapped_to_the_policies(tmp_path: Path) -> None:
+def test_both_orders_are_asked_and_mapped_to_the_policies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with judge_server(longer_wins) as server:
         judged = judge_policies(said(sft=SFT, ppo=PPO), options(server, tmp_path))
     assert results(judged) == ["win", "lose", "tie", "tie"]
@@ -55,6 +58,9 @@ def test_both_orders_are_asked_and_mapped_to_the_policies(tmp_path: Path) -> Non
     assert (as_a["verdict"], as_a["reason"]) == ("A", "6 and 4 characters")
     assert (as_b["verdict"], as_b["reason"]) == ("B", "4 and 6 characters")
     assert (last["result"], last["policy_as_a"], last["policy_as_b"]) == ("tie", None, None)
+    assert (judged.model, judged.baseline) == ("tiny", "sft")
+    print_judgement(judged)
+    assert re.search(r"helpful\W+ppo\W+0\W+0\W+0\b", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("letter", "first"), [("A", 1.0), ("B", 0.0)])
