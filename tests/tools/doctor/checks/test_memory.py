@@ -104,9 +104,7 @@ def test_engines_share_states_and_cast_frozen_networks(root: Path, tmp_path: Pat
     assert needs.frozen == 2 * (policy + critic)
 
 
-def test_sharded_networks_are_float32_and_spread_over_the_ranks(
-    root: Path, tmp_path: Path
-) -> None:
+def test_sharded_networks_are_float32_and_spread_over_the_ranks(root: Path, tmp_path: Path) -> None:
     policy, critic, needs = estimated(root, tmp_path, RunPlan(ranks=4, sharded=True))
     # weights and two moments of Adam; the gradients of one network; bfloat16 where it is frozen
     assert needs.trained == sum(3 * (4 * n // 4) for n in (policy, critic))
