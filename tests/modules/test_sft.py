@@ -43,6 +43,8 @@ def test_loss_is_the_mean_over_all_completion_tokens(
     residuals = [float(loss.sum() - expected * len(loss)) for loss in losses]
     error = math.sqrt(8 / 7 * sum(r**2 for r in residuals)) / sum(n_tokens)
     assert held_out["val/sft/loss_error"] == pytest.approx(error, rel=1e-4)
+    (again,) = run.validate(model, datamodule=data, verbose=False)
+    assert again == held_out
     counts = Counter(batch.input_ids[batch.completion_mask].tolist())
     shares = [count / sum(n_tokens) for count in counts.values()]
     entropy = -sum(share * math.log(share) for share in shares)
@@ -68,6 +70,9 @@ def test_token_accuracy_counts_completion_tokens_ranked_first(root: Path) -> Non
     assert 0 < hits < tokens
     share = model(batch, torch.tensor(float(tokens)))["sft/token_accuracy"]
     assert float(share) == pytest.approx(hits / tokens)
+    # a micro-batch is a share in the mean of a step with more tokens
+    part = model(batch, torch.tensor(4.0 * tokens))["sft/token_accuracy"]
+    assert float(part) == pytest.approx(hits / tokens / 4)
 
 
 def test_an_endless_run_cannot_have_a_schedule_with_an_end(root: Path, tmp_path: Path) -> None:
