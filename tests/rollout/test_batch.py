@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_rlhf.rollout import RolloutBatch
+from lit_rlhf.rollout import Experience, RolloutBatch
 from lit_rlhf.rollout.batch import PolicyStatistics
 
 
@@ -58,3 +58,36 @@ def test_a_selection_has_rows_of_every_tensor() -> None:
     assert picked.statistics is None
     for one, all_rows in zip(picked[:5], whole[:5], strict=True):
         assert torch.equal(one, all_rows[1:2])
+
+
+def test_selected_experience_has_the_rows_and_columns_of_every_field() -> None:
+    numbers = torch.arange(9.0).view(3, 3)
+    lower = torch.arange(30.0).view(3, 5, 2)
+    rollouts = batch()
+    whole = Experience(
+        rollouts=rollouts,
+        old_logprobs=numbers,
+        old_values=numbers + 10,
+        advantages=numbers + 20,
+        returns=numbers + 30,
+        loss_mask=rollouts.response_mask,
+        policy_lower=lower,
+        critic_lower=lower + 100,
+        weights=torch.tensor([1.0, 2.0, 3.0]),
+    )
+    # the second sample alone has a prompt of one token and a response of one
+    picked = whole.select(torch.tensor([1]))
+    assert picked.rollouts.sequence_ids.tolist() == [[3, 13]]
+    assert picked.old_logprobs.tolist() == [[3.0]]
+    assert picked.old_values.tolist() == [[13.0]]
+    assert picked.advantages.tolist() == [[23.0]]
+    assert picked.returns.tolist() == [[33.0]]
+    assert picked.loss_mask.tolist() == [[True]]
+    assert picked.weights is not None
+    assert picked.weights.tolist() == [2.0]
+    # columns 1 and 2 of prompt and response, whose two padded columns are left out
+    assert picked.policy_lower is not None
+    assert torch.equal(picked.policy_lower, lower[1:2, 1:3])
+    assert picked.critic_lower is not None
+    assert torch.equal(picked.critic_lower, lower[1:2, 1:3] + 100)
+    assert whole.select(torch.tensor([2, 0])).advantages[:, 0].tolist() == [26.0, 20.0]

@@ -1,6 +1,7 @@
 """RewardBench's questions: the best of two and of four, against scores of single responses."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,9 @@ def test_the_best_response_has_to_score_highest(
     mean = sum(expected.values()) / 3
     assert model_report["mean"] == pytest.approx(mean)
     assert [rows["pair"][key] for key in ("questions", "left_out")] == [6, 1]
-    assert f"mean over subsets: {mean:.1%}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"mean over subsets: {mean:.1%}" in printed
+    assert re.search(r"\bpair\W+6\W+1\W", printed)
 
 
 def test_all_pairs_of_a_question_count() -> None:

@@ -71,7 +71,12 @@ def ended(prompts: list[str], responses: list[str], terminated: list[bool]) -> l
 
 
 def prefix(function: Callable[[str], str]) -> Cheat:
-    return Cheat("own", "-", lambda corpus, row: Attempt(function(corpus.answers[row])), "-")
+    return Cheat(
+        "own",
+        "changes the answer",
+        lambda corpus, row: Attempt(function(corpus.answers[row])),
+        "ignore the change",
+    )
 
 
 def result_of(probed: RewardProbe, name: str) -> Any:
@@ -90,6 +95,7 @@ def test_gain_is_the_paired_mean_in_standard_deviations(answers: AnswerEncoder) 
     assert own.wins == 1.0
     assert own.verdict is Verdict.GAINS
     assert own.n_prompts == probed.n_prompts == 8
+    assert (own.about, own.advice) == ("changes the answer", "ignore the change")
 
 
 def test_verdict_follows_the_interval(answers: AnswerEncoder) -> None:
