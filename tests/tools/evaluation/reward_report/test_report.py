@@ -61,6 +61,19 @@ def report() -> RewardReport:
     return measure_reward_model("runs/reward", sources, pairs())
 
 
+def test_numbers_of_the_report_are_each_of_its_own_side(report: RewardReport) -> None:
+    assert report.chosen_scores.mean == pytest.approx((3 - 1 + 1 + 0 + 1 + 4) / 6)
+    assert report.rejected_scores.mean == pytest.approx((1 + 2 + 0 + 1 + 1 + 0) / 6)
+    differences = [2, -3, 1, -1, 0, 4]
+    loss = sum(math.log1p(math.exp(-difference)) for difference in differences) / 6
+    assert report.pairwise_loss == pytest.approx(loss)
+    by_difference = np.corrcoef([4, 3, 2, 1, -3, -2], differences)[0, 1]
+    assert report.difference_by_length["pearson"] == pytest.approx(by_difference)
+    lengths = [9, 8, 7, 6, 2, 3, *[5] * 6]
+    by_score = np.corrcoef(lengths, [3, -1, 1, 0, 1, 4, 1, 2, 0, 1, 1, 0])[0, 1]
+    assert report.score_by_length["pearson"] == pytest.approx(by_score)
+
+
 def test_the_page_needs_nothing_else(report: RewardReport) -> None:
     shown = page(report)
     assert shown.source.startswith("<!doctype html>")
