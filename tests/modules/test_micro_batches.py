@@ -24,6 +24,7 @@ from lit_rlhf.forward import (
 )
 from lit_rlhf.forward.networks import ForwardPlan
 from lit_rlhf.micro_batches import (
+    LossShare,
     default_tokens,
     micro_batch_memory,
     slice_batch,
@@ -192,3 +193,15 @@ def test_a_size_of_the_user_is_the_only_limit(monkeypatch: pytest.MonkeyPatch) -
     assert [(part.rows.start, part.rows.stop) for part in rows] == [(0, 3), (3, 4)]
     assert [(part.rows.start, part.rows.stop) for part in tokens] == [(0, 3), (3, 4)]
     assert len(default) == 4
+
+
+def test_rank_with_fewer_micro_batches_takes_rows_again_at_weight_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(micro_batches, "global_max", lambda number: 4)
+    parts = split_batch(optimized_causal_lm(), torch.tensor([3, 3, 4]), max_rows=2, max_tokens=None)
+    assert [(part.rows.start, part.rows.stop) for part in parts] == [(0, 2), (2, 3), (0, 2), (0, 2)]
+    assert [part.weight for part in parts] == [1.0, 1.0, 0.0, 0.0]
+    share = LossShare(torch.tensor(3.0), {"x/loss": torch.tensor(5.0)}).scaled(0.5)
+    assert float(share.loss) == 1.5
+    assert float(share.metrics["x/loss"]) == 2.5

@@ -20,7 +20,7 @@ from lit_rlhf.tools.evaluation.reward_report.measures import (
     length_buckets,
     reliability,
 )
-from lit_rlhf.tools.evaluation.reward_report.render import verdict
+from lit_rlhf.tools.evaluation.reward_report.render import print_strengths, verdict
 from lit_rlhf.tools.evaluation.reward_report.scores import ScoredPairs
 from tests.support.report_pages import Page
 
@@ -170,6 +170,14 @@ def with_strengths(*strengths: float, text: str = "", shown: int = 2) -> RewardR
         row |= {"chosen": f"good {n}", "rejected": f"bad {n}", "strength": strength}
         rows.append(row | {"source": f"{source}{text}", "location": f"{source}.jsonl:{n}"})
     return measure_reward_model("m", {}, pairs(), n_mistakes=shown, strengths=rows)
+
+
+def test_weakest_pairs_are_printed_with_their_chosen_response_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = {"location": "a:1", "source": "a", "strength": -0.5}
+    print_strengths([row | {"chosen": "preferred", "rejected": "other"}])
+    assert re.search(r"a:1\W+0\.500\W+preferred\W+other", capsys.readouterr().out)
 
 
 def test_strengths_by_hand_and_the_pairs_below_zero_weakest_first() -> None:
