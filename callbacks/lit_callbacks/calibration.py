@@ -148,7 +148,10 @@ def _needed(monitor: Monitor, argument: str, run: Sequence[HealthyReading]) -> f
         values = [reading.value for reading in finite]
     else:
         finite = [reading for reading in finite if reading.baseline is not None]
-        ratios = (monitor.ratio_of(reading.baseline or 0.0, reading.value) for reading in finite)
+        ratios = (
+            monitor.ratio_of(baseline=reading.baseline or 0.0, value=reading.value)
+            for reading in finite
+        )
         values = [ratio for ratio in ratios if math.isfinite(ratio)]
     reached = reach(values, monitor.patience, sign)
     if reached is None:
@@ -157,7 +160,10 @@ def _needed(monitor: Monitor, argument: str, run: Sequence[HealthyReading]) -> f
     if sign < 0:
         value = max(value, monitor.decisive_low_ratio or 0.0)
     last = finite[-1]
-    bound = value if argument == "high" else monitor.ratio_bound(last.baseline or 0.0, value)
+    if argument == "high":
+        bound = value
+    else:
+        bound = monitor.ratio_bound(baseline=last.baseline or 0.0, ratio=value)
     effective = last.thresholds.high if sign > 0 else last.thresholds.low
     return value if sign * (bound - effective) > 0 else None
 

@@ -463,11 +463,11 @@ class Monitor:
             return 0.0
         return self.relative_noise * abs(value) / math.sqrt(self.responses)
 
-    def ratio_bound(self, baseline: float, ratio: float) -> float:
+    def ratio_bound(self, *, baseline: float, ratio: float) -> float:
         """The value that a ratio stands for."""
         return baseline * ratio
 
-    def ratio_of(self, baseline: float, value: float) -> float:
+    def ratio_of(self, *, baseline: float, value: float) -> float:
         """The ratio that stands for a value; NaN if there is none."""
         return value / baseline if baseline > 0 else math.nan
 
@@ -506,7 +506,7 @@ class Monitor:
                 return sign * math.inf  # all conditions must hold, and this one cannot be checked
             noise = max(self._noise, self.standard_error(baseline))
             if baseline > 0:  # a multiple of a baseline of 0 or below is no bound
-                distance = abs(self.ratio_bound(baseline, ratio) - baseline)
+                distance = abs(self.ratio_bound(baseline=baseline, ratio=ratio) - baseline)
                 widest = distance if self.has_baseline else 2 * distance
                 widest = max(widest, min(self.deviations * noise, 2 * distance))
                 if sign < 0:

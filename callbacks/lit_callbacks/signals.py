@@ -342,7 +342,7 @@ class ShareMonitor(Monitor):
         # a share cannot change by less than one response
         return max(math.sqrt(max(value * (1 - value), 0) / self.responses), 1 / self.responses)
 
-    def ratio_bound(self, baseline: float, ratio: float) -> float:
+    def ratio_bound(self, *, baseline: float, ratio: float) -> float:
         """The multiple of the baseline, or half of the way to 1 if that is less."""
         return min(baseline * ratio, (1 + baseline) / 2) if ratio > 1 else baseline * ratio
 
@@ -385,11 +385,11 @@ class PerplexityMonitor(EntropyMonitor):
     decisive_low_ratio = None  # a ratio of the entropy is none of the perplexity
     key = "rollout/perplexity"
 
-    def ratio_bound(self, baseline: float, ratio: float) -> float:
+    def ratio_bound(self, *, baseline: float, ratio: float) -> float:
         """The baseline to the power of the ratio."""
         return float(max(baseline, 1.0) ** ratio)
 
-    def ratio_of(self, baseline: float, value: float) -> float:
+    def ratio_of(self, *, baseline: float, value: float) -> float:
         """The ratio of the logarithms; NaN for a baseline of at most 1."""
         return math.log(max(value, 1.0)) / math.log(baseline) if baseline > 1 else math.nan
 

@@ -86,10 +86,10 @@ def test_kl_decides_alone_no_nearer_than_before_and_never_within_its_threshold()
 
 def test_perplexity_is_calibrated_by_its_logarithm() -> None:
     monitor = PerplexityMonitor()
-    assert monitor.ratio_of(math.e**2, math.e) == pytest.approx(0.5)
-    assert monitor.ratio_bound(math.e**2, 0.5) == pytest.approx(math.e)
-    assert math.isnan(monitor.ratio_of(1.0, 2.0))
-    assert math.isnan(LengthMonitor().ratio_of(0.0, 2.0))
+    assert monitor.ratio_of(baseline=math.e**2, value=math.e) == pytest.approx(0.5)
+    assert monitor.ratio_bound(baseline=math.e**2, ratio=0.5) == pytest.approx(math.e)
+    assert math.isnan(monitor.ratio_of(baseline=1.0, value=2.0))
+    assert math.isnan(LengthMonitor().ratio_of(baseline=0.0, value=2.0))
 
 
 def test_bounds_that_mean_the_same_in_any_run_stay() -> None:
