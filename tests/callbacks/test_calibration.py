@@ -92,6 +92,17 @@ def test_perplexity_is_calibrated_by_its_logarithm() -> None:
     assert math.isnan(LengthMonitor().ratio_of(baseline=0.0, value=2.0))
 
 
+@pytest.mark.parametrize(("reached", "expected"), [(1.3, {}), (2.4, {"high_ratio": 3.0})])
+def test_perplexity_keeps_a_threshold_that_its_power_stays_below(
+    reached: float, expected: dict[str, float]
+) -> None:
+    key = "rollout/perplexity"
+    steps = [{key: math.exp(3)}] * 10 + [{key: math.exp(3 * reached)}] * 5
+    # 1.3 times 1.25 is below 1.8
+    changes = Watch([PerplexityMonitor()]).calibrate([steps])
+    assert thresholds_of(changes) == ({key: expected} if expected else {})
+
+
 def test_bounds_that_mean_the_same_in_any_run_stay() -> None:
     own = Monitor("mine", high=1.0)
     watch = Watch([KLPerTokenMonitor(), TruncationMonitor(), RepeatedBigramsMonitor(), own])
