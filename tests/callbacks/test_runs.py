@@ -43,6 +43,7 @@ class TestReading:
         assert [point.step for point in curve.points] == [1, 2, 3, 4]
         assert curve.undone == []
         assert run.spans == [(1, 4, H), (4, 4, S)]
+        assert (run.name, run.folder) == ("run", str(tmp_path))
 
     def test_a_clock_that_is_set_back_between_starts_does_not_change_the_order(
         self, tmp_path: Path
