@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from peft import PeftConfig
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -31,6 +30,7 @@ from lit_rlhf.models import (
     add_base_weights,
     check_gguf_size,
     check_stored_names,
+    find_base,
     find_stored_head,
     is_classifier,
     load_adapter_folder,
@@ -73,7 +73,7 @@ def load_folder_model(
     has_adapters = (path / ADAPTER_CONFIG).is_file()
     config_source = str(path)
     if has_adapters:
-        config_source = base or str(PeftConfig.from_pretrained(str(path)).base_model_name_or_path)
+        config_source = base or find_base(path)
     target = dtype or _stored_dtype(config_source, options)
     # Adapters and delta weights are added in float32, the default of the options.
     if has_adapters:

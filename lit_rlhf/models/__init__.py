@@ -9,6 +9,7 @@ what it holds and what to do.
 from lit_rlhf.models.build import ADAPTER_CONFIG as ADAPTER_CONFIG
 from lit_rlhf.models.build import build_for_saving as build_for_saving
 from lit_rlhf.models.build import build_untrained_llama as build_untrained_llama
+from lit_rlhf.models.build import find_base as find_base
 from lit_rlhf.models.build import load_adapter_folder as load_adapter_folder
 from lit_rlhf.models.card import ModelCardInfo as ModelCardInfo
 from lit_rlhf.models.config import DTYPES as DTYPES

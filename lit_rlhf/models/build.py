@@ -97,12 +97,7 @@ def load_adapter_folder(
         raise ValueError(f"path: expected adapters with safetensors weights, got no {file}")
     check_whole(file)
     config = PeftConfig.from_pretrained(str(path))
-    source = base or config.base_model_name_or_path
-    if not source:
-        raise ValueError(
-            f"base: expected the model below the adapters, got none, and {ADAPTER_CONFIG} in "
-            f"{path} names none"
-        )
+    source = base or find_base(path)
     if config.task_type == TaskType.CAUSAL_LM:
         model = load_causal_lm(source, options, pickled_weights=pickled_weights)
     elif config.task_type == TaskType.SEQ_CLS:
@@ -156,6 +151,17 @@ def load_adapter_folder(
             f"got no place for {list_names(unused)}"
         )
     return adapted
+
+
+def find_base(path: str | Path) -> str:
+    """Find the folder or hub id of the model that the adapters in a folder name."""
+    base: str | None = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
+    if not base:
+        raise ValueError(
+            f"base: expected the model below the adapters, got none, and {ADAPTER_CONFIG} in "
+            f"{path} names none"
+        )
+    return base
 
 
 def _count_trained_heads(file: Path) -> int | None:
