@@ -52,6 +52,8 @@ LARGEST_DIALOGUE = 1_000_000
 """Most bytes of the turns of a dialogue, or of a document, in UTF-8: 200,000 tokens and more."""
 
 _log_info = rank_zero_only(logging.getLogger(__name__).info)
+_LONG_TEXT = " ".join(["word"] * 1000)
+"""More than a template would show of a turn if it shortened it."""
 
 # Prompts of reasoning models may end with the start of the reasoning, which dialogues lack.
 _REASONING_START = re.compile(r"<think>(\s*)\Z")
@@ -294,24 +296,27 @@ class DialogueEncoder:
         return match[0] if match else str(self.tokenizer.eos_token)
 
     def _check_template(self) -> None:
-        """Refuse a template that leaves out what is asked or answered: nothing could be learned."""
-        question = Message("user", "first question")
-        answer = Message("assistant", "first answer")
+        """Refuse a template that leaves out what is asked or answered, or a part of it."""
+        said = f"first {_LONG_TEXT} end"
+        question = Message("user", said)
         prompt = self.render_prompt([question])
-        dialogue = self._render([question, answer], add_generation_prompt=False)
-        other_prompt = self.render_prompt([Message("user", "second question")])
-        other_dialogue = self._render(
-            [question, Message("assistant", "second answer")], add_generation_prompt=False
-        )
-        for part, text, other in (
-            ("user", prompt, other_prompt),
-            ("assistant", dialogue, other_dialogue),
-        ):
-            if text == other:
-                raise ValueError(
-                    f"chat_template: expected one that writes what the {part} says, got one that "
-                    f"renders different turns of the {part} as the same text, {text!r:.200}"
-                )
+        dialogue = self._render_answer(question, said)
+        for other in (f"second {_LONG_TEXT} end", f"first {_LONG_TEXT} close"):
+            other_prompt = self.render_prompt([Message("user", other)])
+            for part, text, other_text in (
+                ("user", prompt, other_prompt),
+                ("assistant", dialogue, self._render_answer(question, other)),
+            ):
+                if text == other_text:
+                    raise ValueError(
+                        f"chat_template: expected one that writes what the {part} says, got one "
+                        f"that renders different turns of the {part} as the same text, "
+                        f"{text!r:.200}"
+                    )
+
+    def _render_answer(self, question: Message, answer: str) -> str:
+        """A dialogue of a question and its answer as text."""
+        return self._render([question, Message("assistant", answer)], add_generation_prompt=False)
 
     def _set_eos_token(self, token: str) -> None:
         previous_token = str(self.tokenizer.eos_token)

@@ -162,6 +162,19 @@ def test_template_has_to_write_what_is_said(tokenizer: Tokenizer, template: str,
     DialogueEncoder(tokenizer)
 
 
+@pytest.mark.parametrize("role", ["user", "assistant"])
+@pytest.mark.parametrize("shown", ["[:2000]", "[-2000:]", " | truncate(900)"])
+def test_template_has_to_write_all_that_is_said(
+    tokenizer: Tokenizer, role: str, shown: str
+) -> None:
+    tokenizer.chat_template = (
+        f"{{% for m in messages %}}{{% if m['role'] == '{role}' %}}{{{{ m['content']{shown} }}}}"
+        "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
+    )
+    with pytest.raises(ValueError, match=rf"chat_template: .* what the {role} says, got "):
+        DialogueEncoder(tokenizer)
+
+
 def test_template_has_to_continue_its_prompt(tokenizer: Tokenizer) -> None:
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
