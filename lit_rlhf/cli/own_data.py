@@ -7,7 +7,6 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +26,8 @@ from lit_rlhf.data import (
     PreferenceRecord,
     RecordError,
     RecordKind,
+    Row,
+    TextRecord,
     TokenExample,
     decode_tokens,
     encode_records,
@@ -52,6 +53,16 @@ _UPDATES = 20  # least number in an epoch, for small files
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 _PPO_FORWARDS = 4  # policy, reference, critic and reward model score each response
 _PPO_UPDATED = 2  # policy and critic learn from it
+_EXAMPLE_LABELS = {
+    "preference": ["chosen", "rejected"],
+    "demonstration": ["response"],
+    "text": ["text"],
+}
+_KIND_NAMES = {
+    "preference": "preferences",
+    "demonstration": "demonstrations",
+    "text": "plain text, for SFT alone",
+}
 
 
 @dataclass(frozen=True)
@@ -84,8 +95,9 @@ class _OwnData:
 
     Attributes:
         source: File or dataset, with the names of its columns.
-        kind: What its records serve as.
+        kind: What its records serve as: preferences, demonstrations or plain text.
         records: The records.
+        encodable: The measured records that can be encoded, and all that are not measured.
         model: Folder or hub id of the model to train; `None` for one that is made from the text.
         root: Folder for the configurations and all that they write.
         template: Chat template of the first stage.
@@ -94,6 +106,7 @@ class _OwnData:
     source: DataSource
     kind: RecordKind
     records: Sequence[Any]
+    encodable: Sequence[Any]
     model: str | None
     root: Path
     template: str
@@ -111,7 +124,7 @@ class _OwnData:
     @property
     def held_out_share(self) -> float:
         """Share of the prompts for validation, and for the evaluation; 0 if there are too few."""
-        return _HELD_OUT if len(set(map(prompt_of, self.records))) >= _FEWEST_PROMPTS else 0.0
+        return _HELD_OUT if len(set(map(prompt_of, self.encodable))) >= _FEWEST_PROMPTS else 0.0
 
 
 def start_with(
@@ -135,7 +148,7 @@ def start_with(
     positions = _find_positions(model, max_length)
     counts = DataCounts()
     kind, records = _read(source, counts)  # the most that data can serve as
-    n_records = f"{len(records):,} records that serve as {kind}s"
+    n_records = f"{len(records):,} records that serve as {_KIND_NAMES[kind]}"
     print(printable(f"{source.place}: {n_records}{_count_equal(counts)}"))
     print(printable(_describe_columns(source, kind)))
     counts.log_read()
@@ -147,11 +160,9 @@ def start_with(
     tokenizer = load_tokenizer(model or f"{root}/base")
     if tokenizer.chat_template:
         template = "tokenizer"
-    data = _OwnData(
-        source=source, kind=kind, records=records, model=model, root=root, template=template
-    )
     encoder = DialogueEncoder(tokenizer, template, max_length=1_000_000)
-    examples = encode_records(records[:_MEASURED], partial(_encode, encoder), counts, "skip")
+    encoded = _encode_records(encoder, records[:_MEASURED], counts)
+    examples = encoded.examples
     if not examples:
         raise ValueError(f"{source.place}: no record can be encoded: {counts.dropped_examples[0]}")
     counts.log_encoded(encoder.max_length)
@@ -160,10 +171,19 @@ def start_with(
             "A dialogue of several turns is a list of messages, or stands whole in chosen and "
             "rejected (docs/data.md)"
         )
+    data = _OwnData(
+        source=source,
+        kind=kind,
+        records=records,
+        encodable=[*encoded.records, *records[_MEASURED:]],
+        model=model,
+        root=root,
+        template=template,
+    )
     _show_examples(data, examples, encoder)
     lengths = _measure(data, examples, positions=positions, max_length=max_length)
     print(_describe_fit(data, lengths, positions))
-    has_pairs = _write_held_out(
+    has_pairs = kind != "text" and _write_held_out(
         data, DialogueEncoder(tokenizer, template, max_length=lengths.max_length)
     )
     configs = {stage: _configure(stage, data, lengths) for stage in data.stages}
@@ -171,7 +191,7 @@ def start_with(
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         comment = f"# {stage} on {source.place}, by `lit_rlhf start`.\n"
         write_text(root / f"{stage}.yaml", f"{comment}{text}")
-    time = describe_time(data.base, _count_work(configs, lengths, len(records)))
+    time = describe_time(data.base, _count_work(configs, lengths, len(data.encodable)))
     print(f"{time} (by samples_per_epoch in ppo.yaml)" if "ppo" in configs else time)
     _tell_next(data, lengths, has_pairs)
 
@@ -208,22 +228,31 @@ class _Records(NamedTuple):
 
 
 def _read(source: DataSource, counts: DataCounts) -> _Records:
-    """Read records as preferences, or as demonstrations if they are none."""
+    """Read records as preferences, or else as demonstrations, or else as plain text."""
     try:
         preferences = load_records("preference", [source], "skip", counts=counts)
     except RecordError:
         try:
-            demonstrations = load_records("demonstration", [source], "skip", counts=counts)
+            # plain text where the rows have the field `text` alone
+            others = load_records("ptx", [source], "skip", counts=counts)
         except RecordError as error:
-            if source.columns or source.map:
+            if source.columns or source.map or not _has_rows(source):
                 raise
             raise ValueError(
                 f"{error}; columns of other names are given by --columns '{{prompt: COLUMN, "
                 "chosen: COLUMN, rejected: COLUMN}', or prompt and answer, and other rows are "
                 "turned into such by --map package.module:function"
             ) from error
-        return _Records("demonstration", demonstrations)
+        return _Records("text" if isinstance(others[0], TextRecord) else "demonstration", others)
     return _Records("preference", preferences)
+
+
+def _has_rows(source: DataSource) -> bool:
+    """Whether there is a row at all, so that other names of columns could help."""
+    try:
+        return any(isinstance(row, Row) for row in source.read_rows())
+    except RecordError:  # a data set that cannot be loaded
+        return False
 
 
 def _count_equal(counts: DataCounts) -> str:
@@ -269,7 +298,7 @@ def _show_examples(
 ) -> None:
     """Print the first examples, with marks around what is trained on."""
     print("Examples; what is trained on is between [[ and ]]:")
-    labels = ["chosen", "rejected"] if data.kind == "preference" else ["response"]
+    labels = _EXAMPLE_LABELS[data.kind]
     for number, example in enumerate(examples[: _SHOWN * len(labels)]):
         text = printable("".join(_mark(example, encoder)).strip())
         print(f"\n{labels[number % len(labels)]}:", *_shorten(text), sep="\n  | ")
@@ -346,6 +375,8 @@ def _round_up(tokens: int) -> int:
 
 def _describe_fit(data: _OwnData, lengths: _Lengths, positions: int | None) -> str:
     """How many records fit the stages' lengths, and what takes the others."""
+    if data.kind == "text":
+        return f"Texts are cut into blocks of {lengths.max_length:,} tokens; nothing is left out"
     n_fit = sum(tokens <= lengths.max_length for tokens in lengths.by_record)
     n_measured = len(lengths.by_record)
     first = "the first " if len(data.records) > _MEASURED else ""
@@ -374,14 +405,7 @@ def _write_held_out(data: _OwnData, encoder: DialogueEncoder) -> bool:
         test = split_records(data.records, val_fraction=share, test_fraction=share, seed=0).test
     else:
         print("Too few prompts to hold some out: the evaluation uses those that are trained on")
-    good: list[Any] = []
-
-    def keep(record: Any) -> Sequence[TokenExample]:  # noqa: ANN401  # of either kind
-        examples = _encode(encoder, record)
-        good.append(record)
-        return examples
-
-    encode_records(test, keep, DataCounts(), "skip")
+    good = _encode_records(encoder, test, DataCounts()).records
     prompts = dict.fromkeys(map(prompt_of, good or test))
     rows = [{"prompt": _as_rows(prompt)} for prompt in prompts]
     write_json_lines(data.root / "heldout.jsonl", rows)
@@ -425,10 +449,11 @@ def _configure(stage: str, data: _OwnData, lengths: _Lengths) -> dict[str, Any]:
     options["model_path"] = data.base if stage == "sft" else f"{root}/sft"
     options["output_dir"] = f"{root}/{stage}"
     read |= {"train_sources": [_describe_source(data.source)], "max_length": lengths.max_length}
-    read |= {"val_fraction": share, "test_fraction": share}
+    # plain text has no prompts on which the model could be evaluated
+    read |= {"val_fraction": share, "test_fraction": 0.0 if data.kind == "text" else share}
     read.pop("max_prompt_length", None)
     if "tokens_per_batch" in read:
-        tokens = int(lengths.dialogue * len(data.records) / _UPDATES)
+        tokens = int(lengths.dialogue * len(data.encodable) / _UPDATES)
         read["tokens_per_batch"] = min(read["tokens_per_batch"], max(tokens, lengths.max_length))
     if stage == "sft":
         read["chat_template"] = data.template
@@ -488,6 +513,7 @@ def _count_work(
     work = {}
     for stage, config in configs.items():
         epochs = config["trainer"]["max_epochs"]
+        has_adapters = config["model"]["init_args"].get("network", {}).get("lora_rank", 0) > 0
         if stage == "ppo":
             prompt = min(lengths.prompt, lengths.max_prompt_length)
             tokens = config["data"]["init_args"]["samples_per_epoch"] * epochs
@@ -496,11 +522,14 @@ def _count_work(
                 learned=_PPO_UPDATED * tokens,
                 scored=_PPO_FORWARDS * tokens,
                 sampled=tokens,
+                has_adapters=has_adapters,
             )
         else:
             name = "SFT" if stage == "sft" else "the reward model"
             n_dialogues = n_records if stage == "sft" else 2 * n_records
-            work[name] = Work(learned=n_dialogues * lengths.dialogue * epochs)
+            work[name] = Work(
+                learned=n_dialogues * lengths.dialogue * epochs, has_adapters=has_adapters
+            )
     return work
 
 
@@ -513,41 +542,92 @@ def _tell_next(data: _OwnData, lengths: _Lengths, has_pairs: bool) -> None:
         has_pairs: Whether there are pairs on which the reward model is judged.
     """
     root = data.root
-    is_preference = data.kind == "preference"
-    files = [*(f"{stage}.yaml" for stage in data.stages), "heldout.jsonl"]
+    files = [f"{stage}.yaml" for stage in data.stages]
+    if data.kind != "text":
+        files.append("heldout.jsonl")
     if has_pairs:
         files.append("heldout_pairs.jsonl")
-    print(f"Written to {root}: {', '.join(files[:-1])} and {files[-1]}")
-    if not is_preference:
-        print("Missing: a reward model needs preferences, the fields prompt, chosen and rejected")
+    listed = f"{', '.join(files[:-1])} and {files[-1]}" if len(files) > 1 else files[0]
+    print(f"Written to {root}: {listed}")
+    if data.kind != "preference":
+        print(
+            "Missing: a reward model needs preferences, the fields prompt, chosen and rejected: "
+            f"lit_rlhf start PAIRS {root}/sft"
+        )
     commands = [["fit", "--config", f"{root}/{stage}.yaml"] for stage in data.stages]
     if has_pairs:
         report = ["report", "reward", "--model", f"{root}/reward"]
         report += ["--preferences", f"{root}/heldout_pairs.jsonl"]
         report += ["--output", f"{root}/reward_report"]
         commands.insert(2, report)  # before PPO
-    evaluate = ["evaluate", "--policies", f"{root}/sft"]
-    if is_preference:
-        evaluate.append(f"{root}/ppo")
-    evaluate += ["--prompts", f"{root}/heldout.jsonl"]
-    evaluate += ["--max_prompt_length", str(lengths.max_prompt_length)]
-    evaluate += ["--max_new_tokens", str(lengths.max_new_tokens)]
-    if is_preference:
+    if data.kind != "text":
+        commands.append(_evaluation(data, lengths))
+    lines = [shlex.join(["lit_rlhf", *words]) for words in commands]
+    print("\n  ".join(["Next, in this order:", *lines]))
+
+
+def _evaluation(data: _OwnData, lengths: _Lengths) -> list[str]:
+    """The words of the command that evaluates the last stage's model, behind the program's name.
+
+    Args:
+        data: The data, and where everything is.
+        lengths: The sizes in the configurations.
+    """
+    root = data.root
+    words = ["evaluate", "--policies", f"{root}/sft"]
+    if data.kind == "preference":
+        words.append(f"{root}/ppo")
+    words += ["--prompts", f"{root}/heldout.jsonl"]
+    words += ["--max_prompt_length", str(lengths.max_prompt_length)]
+    words += ["--max_new_tokens", str(lengths.max_new_tokens)]
+    if data.kind == "preference":
         rewards = yaml.safe_dump(
             {f"{root}/reward": 1.0},  # quoted if the name of the data needs it
             default_flow_style=True,
             allow_unicode=True,
             width=sys.maxsize,
         )
-        evaluate += ["--rewards", rewards.strip()]
-    evaluate += ["--output", f"{root}/evaluation.json"]
-    commands.append(evaluate)
-    lines = [shlex.join(["lit_rlhf", *words]) for words in commands]
-    print("\n  ".join(["Next, in this order:", *lines]))
+        words += ["--rewards", rewards.strip()]
+    return [*words, "--output", f"{root}/evaluation.json"]
+
+
+class _EncodedRecords(NamedTuple):
+    """What can be encoded of some records.
+
+    Attributes:
+        records: The records that can be encoded.
+        examples: Their examples, see `_encode`.
+    """
+
+    records: list[Any]
+    examples: list[TokenExample]
+
+
+def _encode_records(
+    encoder: DialogueEncoder, records: Sequence[Any], counts: DataCounts
+) -> _EncodedRecords:
+    """Encode the records that can be encoded.
+
+    Args:
+        encoder: The encoder; what it refuses is left out.
+        records: The records.
+        counts: Takes the counts of what is left out.
+    """
+    good: list[Any] = []
+
+    def encode(record: Any) -> Sequence[TokenExample]:  # noqa: ANN401  # of any kind
+        examples = _encode(encoder, record)
+        good.append(record)
+        return examples
+
+    examples = encode_records(records, encode, counts, "skip")
+    return _EncodedRecords(good, examples)
 
 
 def _encode(encoder: DialogueEncoder, record: Any) -> Sequence[TokenExample]:  # noqa: ANN401
-    """The dialogues of a record: of a preference two."""
+    """The dialogues of a record: of a preference two; of plain text its one block."""
+    if isinstance(record, TextRecord):
+        return encoder.encode_text(record.text)
     if isinstance(record, PreferenceRecord):
         return encoder.encode_pair(record.prompt, chosen=record.chosen, rejected=record.rejected)[
             :2

@@ -22,16 +22,22 @@ class Work(NamedTuple):
         learned: Tokens that a network learns from, forwards and backwards.
         scored: Tokens of forwards without gradients.
         sampled: Tokens of sequences that are sampled.
+        has_adapters: Whether LoRA adapters learn in place of the weights.
     """
 
     learned: float
     scored: float = 0.0
     sampled: float = 0.0
+    has_adapters: bool = False
 
     def operations(self, n_weights: int) -> float:
         """Multiplications and additions in networks of `n_weights` weights."""
-        # two for each weight and token forwards, four backwards
-        return n_weights * (6 * self.learned + 2 * self.scored + 2 * _SAMPLING * self.sampled)
+        # Two for each weight and token forwards. Backwards two for the gradient of the activations,
+        # and two for the gradient of the weights, which adapters do without.
+        learning = 4 if self.has_adapters else 6
+        return n_weights * (
+            learning * self.learned + 2 * self.scored + 2 * _SAMPLING * self.sampled
+        )
 
 
 def describe_time(model: str, work: Mapping[str, Work]) -> str:

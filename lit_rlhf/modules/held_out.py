@@ -31,6 +31,11 @@ REQUIRED_METRICS = {
 
 _Z = NormalDist().inv_cdf(0.975)  # half the width of a 95 % interval, in standard errors
 
+_WIDEST = 0.4
+"""Widest 95 % interval of an accuracy for a verdict beside a baseline on the same pairs.
+
+With 20 pairs, an accuracy of one half has such an interval."""
+
 
 def describe_held_out(stage: str, metrics: Mapping[str, float], trainer: Trainer) -> str | None:
     """Say how good a model is on held-out data, with a 95 % interval and a naive baseline.
@@ -108,9 +113,11 @@ def describe_pairs(metrics: Mapping[str, float]) -> str:
     interval = wilson_interval(accuracy * n_pairs, n_pairs)
     rule = "longer" if longer >= 0.5 else "shorter"
     baseline = max(longer, 1 - longer)
+    is_wide = interval.high - interval.low > _WIDEST
+    verdict = "too few pairs to tell" if is_wide else _compare(interval, baseline)
     return (
         f"accuracy {accuracy:.2f} [{interval.low:.2f}, {interval.high:.2f}] on {n_pairs} pairs; "
-        f'"{rule} is better" {baseline:.2f}: {_compare(interval, baseline)}'
+        f'"{rule} is better" {baseline:.2f}: {verdict}'
     )
 
 

@@ -13,6 +13,7 @@ import yaml
 from transformers import AutoTokenizer
 
 from lit_rlhf.cli.main import main
+from lit_rlhf.cli.time_estimate import Work
 from lit_rlhf.data import DataSource, load_records, prompt_of, split_records
 from tests.support.evaluation_folders import write_lines
 from tests.support.stages import write_models
@@ -78,6 +79,51 @@ def test_records_that_cannot_be_encoded_are_told_with_what_to_do(
     shown = capsys.readouterr().out
     assert "A dialogue of several turns is a list of messages, or stands whole in" in shown
     assert "fits 128 tokens: 30 of 30 (100 %)\n" in shown
+
+
+def test_sizes_follow_the_records_that_can_be_encoded() -> None:
+    refused = [{**row, "prompt": f"hi\n\nAssistant: {row['prompt']}"} for row in ROWS[:38]]
+    write_lines(Path("few.jsonl"), [*refused, *ROWS[38:]])
+    main(["start", "few.jsonl"])
+    config = configuration(Path("runs/few/sft.yaml"))
+    # of two prompts none can be held out
+    assert (config["val_fraction"], config["test_fraction"]) == (0.0, 0.0)
+    long = [{"prompt": f"why {n}?", "chosen": "word " * 60, "rejected": "no"} for n in range(200)]
+    write_lines(Path("long.jsonl"), long)
+    main(["start", "long.jsonl"])
+    refused = [{**row, "prompt": f"hi\n\nAssistant: {row['prompt']}"} for row in long]
+    write_lines(Path("half.jsonl"), [*long, *refused])
+    main(["start", "half.jsonl"])
+    whole, half = (
+        configuration(Path(f"runs/{name}/sft.yaml"))["tokens_per_batch"]
+        for name in ("long", "half")
+    )
+    assert 128 < half == pytest.approx(whole, rel=0.1)  # the tokenizers differ a little
+
+
+def test_adapters_save_the_gradients_of_the_weights() -> None:
+    # 5 weights: 10 tokens at 6 operations, or at 4; 3 tokens at 2; 2 tokens at 4 times 2
+    assert Work(learned=10, scored=3, sampled=2).operations(5) == 300 + 30 + 80
+    assert Work(learned=10, scored=3, sampled=2, has_adapters=True).operations(5) == 310
+
+
+def test_plain_text_gets_sft_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = random.Random(0)
+    texts = [{"text": write_text(rng, 10 + n)} for n in range(40)]
+    write_lines(Path("texts.jsonl"), texts)
+    main(["start", "texts.jsonl"])
+    shown = capsys.readouterr().out
+    assert "texts.jsonl: 40 records that serve as plain text, for SFT alone, 0 equal" in shown
+    assert "Columns that are read: text\n" in shown
+    assert shown.count("\ntext:\n") == 3
+    config = configuration(Path("runs/texts/sft.yaml"))
+    length = config["max_length"]
+    assert f"\nTexts are cut into blocks of {length} tokens; nothing is left out\n" in shown
+    assert "\nWritten to runs/texts: sft.yaml\n" in shown
+    assert "prompt, chosen and rejected: lit_rlhf start PAIRS runs/texts/sft\n" in shown
+    assert read_commands(shown) == [["fit", "--config", "runs/texts/sft.yaml"]]
+    assert (config["val_fraction"], config["test_fraction"]) == (0.05, 0.0)
+    assert not Path("runs/texts/heldout.jsonl").exists()
 
 
 def test_ppo_is_validated_at_its_end() -> None:
@@ -148,6 +194,14 @@ def test_a_file_that_does_not_serve_leaves_nothing_behind(table: str, message: s
     with pytest.raises(SystemExit, match=message):
         main(["start", "pairs.csv"])
     assert not Path("runs").exists()
+
+
+def test_data_that_cannot_be_loaded_get_no_advice_about_columns() -> None:
+    Path("folder").mkdir()
+    with pytest.raises(SystemExit) as error:
+        main(["start", "folder"])
+    assert "not a dataset that can be loaded" in str(error.value)
+    assert "--columns" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["pairs.xlsx", "lost.xlsx", "pairs.docx"])
@@ -335,6 +389,20 @@ def test_printed_commands_run_unchanged(
     main(["start", "own pairs.jsonl", *words])
     evaluation = run_printed_commands(capsys.readouterr().out, "runs/own pairs")
     assert evaluation["n_prompts"] >= 1
+
+
+@pytest.mark.slow  # trains a small model, and three stages on it
+def test_a_model_trained_on_plain_text_goes_on_with_pairs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rng = random.Random(0)
+    write_lines(Path("texts.jsonl"), [{"text": write_text(rng, 10 + n)} for n in range(40)])
+    write_lines(Path("pairs.jsonl"), ROWS)
+    main(["start", "texts.jsonl"])
+    (fit,) = read_commands(capsys.readouterr().out)
+    run(*fit)
+    main(["start", "pairs.jsonl", "runs/texts/sft"])
+    run_printed_commands(capsys.readouterr().out, "runs/pairs")
 
 
 @pytest.mark.slow  # trains three stages of a small model

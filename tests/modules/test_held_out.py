@@ -65,6 +65,23 @@ def test_a_reward_model_is_compared_with_a_rule_of_length(
         assert line.startswith("accuracy 0.75 [0.66, 0.82] on ")
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "longer", "n_pairs", "end"),
+    [
+        (0.25, 1.0, 4, "1.00: too few pairs to tell"),  # Wilson: 0.05 to 0.70
+        (0.5, 0.95, 20, "0.95: too few pairs to tell"),  # 0.299 to 0.701
+        (0.5, 0.95, 22, "0.95: worse"),  # 0.307 to 0.693
+        (1.0, 0.5, 6, "0.50: better"),  # 0.610 to 1
+    ],
+)
+def test_a_few_pairs_tell_nothing_unless_they_agree(
+    accuracy: float, longer: float, n_pairs: int, end: str
+) -> None:
+    metrics = {"accuracy": accuracy, "longer_accuracy": longer, "pairs": float(n_pairs)}
+    line = described("reward", {f"val/reward/{key}": value for key, value in metrics.items()})
+    assert str(line).endswith(f' on {n_pairs} pairs; "longer is better" {end}')
+
+
 def test_ppo_is_compared_with_its_start_and_has_a_verdict() -> None:
     metrics = {"score": 1.2, "start_score": 0.8, "win_rate": 0.75, "responses": 100.0}
     metrics |= {"kl": 3.1, "response_length": 41.4}
