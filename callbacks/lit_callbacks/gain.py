@@ -78,10 +78,10 @@ class Gain(NamedTuple):
     def sentence(self) -> str:
         """In a line, for example `81 % of the gain of 0.25 is fewer cut-off responses`."""
         if self.total <= 0:
-            return f"the score did not rise: {format_number(self.total)}"
+            return f"the score did not rise ({format_number(self.total)})"
         if not self.adds_up:
             gain = format_number(self.total)
-            return f"the gain of {gain} has no shares: length, form and openings work against it"
+            return f"the gain of {gain} cannot be divided, since some of its parts are negative"
         shares = sorted(
             ((part / self.total, name) for name, part in self.parts.items()), reverse=True
         )

@@ -355,9 +355,10 @@ def _read_log(path: Path) -> _Log:
         names = ", ".join(map(str, logs))
         raise ValueError(f"run: expected the log of one run, got {path} with {names}")
     if not logs or (logs[0].is_file() and logs[0].suffix not in (*READERS, ".wandb")):
+        missing = "" if path.exists() else ", which does not exist"
         raise ValueError(
             "log: expected a folder with TensorBoard's event files or a table, or a file "
-            f"{', '.join([*READERS, '.wandb'])}, got {path}"
+            f"{', '.join([*READERS, '.wandb'])}, got {path}{missing}"
         )
     log = logs[0]
     if log.is_file():

@@ -57,12 +57,12 @@ def test_gain_against_which_a_property_works_has_no_shares() -> None:
     gain = explain_gain(run({"truncated": -1.0}, truncated=(0.05, 0.5), skill=1.0))
     assert gain.total > 0 > gain.parts["truncated"]
     assert not gain.adds_up
-    assert gain.sentence().endswith("has no shares: length, form and openings work against it")
+    assert gain.sentence().endswith("cannot be divided, since some of its parts are negative")
 
 
 def test_score_that_fell_has_no_gain() -> None:
     gain = explain_gain(run({}, truncated=(0.1, 0.1), skill=-1.0))
-    assert gain.sentence().startswith("the score did not rise: -0.8")
+    assert gain.sentence().startswith("the score did not rise (-0.8")
 
 
 def test_property_that_never_varies_explains_nothing() -> None:

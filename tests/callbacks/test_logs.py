@@ -259,8 +259,14 @@ def test_growing_log_is_read(tmp_path: Path, capsys: Any, monkeypatch: pytest.Mo
 
 
 def test_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"log: expected a folder .*, or a file \.csv"):
-        read_logged_steps(str(tmp_path / "none.txt"))
+    file = tmp_path / "none.pdf"
+    with pytest.raises(
+        ValueError, match=r"log: expected a folder .*none\.pdf, which does not exist"
+    ):
+        read_logged_steps(str(file))
+    file.touch()
+    with pytest.raises(ValueError, match=r"log: expected a folder .*, or a file \.csv.*none\.pdf$"):
+        read_logged_steps(str(file))
     (tmp_path / "a.json").write_text("{}")
     with pytest.raises(ValueError, match="expected an object with log_history"):
         read_logged_steps(str(tmp_path / "a.json"))
