@@ -201,10 +201,11 @@ class Watch:
         own_names = [m.name for m in voting if not m.signal and self.votes is None]
         n_signals = len({m.vote for m in voting if m.signal or self.votes is not None})
         needed = min(choose(self.votes, DEFAULT_VOTES), n_signals)
+        if not n_signals and not own_names:
+            return "no signal makes a collapse"
         if not n_signals:
-            return (
-                "each of them makes a collapse alone" if own_names else "no signal makes a collapse"
-            )
+            subject = "it" if len(own_names) == 1 else "each of them"
+            return f"{subject} makes a collapse alone"
         has_threshold = any(not m.signal for m in voting)
         is_all = has_threshold or not watches_several_signals(self.monitors)
         if n_signals == 1 and not own_names and self.votes != 1 and not is_all:

@@ -243,6 +243,10 @@ def test_a_monitor_of_an_own_metric_stops_the_run_alone(tmp_path: Path, caplog: 
     assert ranges.endswith("size at most 40; each of them makes a collapse alone")
     assert verdict.startswith("collapsed at step 5: drift 13 is ")
     assert action == "at step 5: stopped training"
+    caplog.clear()
+    one = CollapseDetector([above(10.0, "drift"), NonFiniteMonitor()])
+    trainer(tmp_path, one).fit(Scripted(COLLAPSE), batches(9))
+    assert lines(caplog)[0].endswith("drift at most 10; it makes a collapse alone")
 
 
 def test_the_end_says_what_one_vote_would_have_done(tmp_path: Path, caplog: Any) -> None:
