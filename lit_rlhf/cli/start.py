@@ -20,7 +20,8 @@ def start(
     Without a model it makes one from your text that is small enough for a CPU, for a trial.
 
     Args:
-        data: A file of preferences or demonstrations, in any format of docs/data.md, or a dataset.
+        data: A file of preferences, demonstrations or plain text, in any format of docs/data.md, or
+            a dataset.
         model: Folder or hub id of a causal language model; default: a small one from your text.
         output_dir: Folder for the configurations and all that they write: a free name. Default:
             runs/ and the name of the data.
