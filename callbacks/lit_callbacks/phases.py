@@ -40,8 +40,8 @@ class Phase:
         self.steps += 1
 
 
-class Work(NamedTuple):
-    """What was done at a rate.
+class Throughput(NamedTuple):
+    """Work of one kind over a fit, and the time that it took.
 
     Attributes:
         amount: Units of work, for instance tokens.
@@ -85,7 +85,7 @@ class PhaseSummary(Callback):
         self.seconds = 0.0
         self.batches = 0
         self._reader = StepReader()
-        self._work: dict[str, Work] = {}  # by name of the rate
+        self._throughput: dict[str, Throughput] = {}  # by name of the rate
         self._started: float | None = None
         self._validation = Phase()
         self._validation_started: float | None = None
@@ -93,7 +93,7 @@ class PhaseSummary(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
         self.phases = {}
-        self._work = {}
+        self._throughput = {}
         self._validation = Phase()
         self.batches = 0
         self._reader = StepReader()
@@ -128,13 +128,15 @@ class PhaseSummary(Callback):
                 phase.peak = max(phase.peak or 0.0, value)
             elif key.startswith(self.throughput) and seconds > 0:
                 name = key.removeprefix(self.throughput)
-                work = self._work.get(name, Work(0.0, 0.0))
-                self._work[name] = Work(work.amount + value * seconds, work.seconds + seconds)
+                so_far = self._throughput.get(name, Throughput(amount=0.0, seconds=0.0))
+                self._throughput[name] = Throughput(
+                    amount=so_far.amount + value * seconds, seconds=so_far.seconds + seconds
+                )
 
     @property
     def rates(self) -> dict[str, float]:
         """Throughput by name, averaged over the time of the steps."""
-        return {name: work.amount / work.seconds for name, work in self._work.items()}
+        return {name: work.amount / work.seconds for name, work in self._throughput.items()}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock and sum up."""

@@ -112,8 +112,8 @@ def shorten_keys(keys: Sequence[str]) -> list[str]:
 def shorten_sentence(sentence: str, words: int) -> str:
     """Shorten a sentence to about `words` words, by whole reasons.
 
-    Its first reason and its conclusion, after the last colon, are kept. A sentence of a single
-    reason is cut.
+    Its first reason and its conclusion, after the last colon, are kept. A single reason is kept
+    without the conclusion, or cut if it is too long by itself.
 
     Examples:
         >>> shorten_sentence("KL 41 nats is 12x its baseline, length 40: the policy exploits", 9)
@@ -126,6 +126,8 @@ def shorten_sentence(sentence: str, words: int) -> str:
         reasons = sentence
         conclusion = ""
     first, *others = reasons.split(", ")
+    if not others and first and len(first.split()) <= words:
+        return first
     if not others:
         return " ".join([*sentence.split()[: words - 1], "..."])
     room = words - len(f"{first} and 9 more {conclusion}".split())

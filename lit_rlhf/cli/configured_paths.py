@@ -32,10 +32,12 @@ def refuse_missing(command: str, arguments: Sequence[str]) -> None:
     try:
         check_configured_paths(arguments)
     except (ValueError, OSError) as error:  # of the system: a name that is too long, for instance
-        end_with_message(error, f"lit_rlhf {command}: error", partial(advise, arguments))
+        end_with_message(
+            error, f"lit_rlhf {command}: error", partial(suggest_preparation, arguments)
+        )
 
 
-def advise(arguments: Sequence[str], message: str) -> str:
+def suggest_preparation(arguments: Sequence[str], message: str) -> str:
     """Name the commands that write what an error misses, for the end of its line.
 
     Args:

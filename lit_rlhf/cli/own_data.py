@@ -127,7 +127,7 @@ class _OwnData:
         return _HELD_OUT if len(set(map(prompt_of, self.encodable))) >= _FEWEST_PROMPTS else 0.0
 
 
-def start_with(
+def write_configs_for(
     source: DataSource,
     model: str | None,
     output_dir: str | None,

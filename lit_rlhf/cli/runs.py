@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lit_callbacks import RECORDS_FILE
 from lit_rlhf.files import delete, lock_path, read_manifest
-from lit_rlhf.modules import RUN_KEY, StageModule, checkpoint_folders, folders_during, run_id
+from lit_rlhf.modules import RUN_KEY, StageModule, checkpoint_folders, run_id, training_folders
 from lit_rlhf.parser import UsageError
 from lit_rlhf.strategies import NAME_KEY, find_newest_checkpoint, read_lightning_state
 
@@ -109,7 +109,7 @@ def occupied_folders(trainer: Trainer, module: LightningModule) -> list[Path]:
     model = [module.finished_dir] if isinstance(module, StageModule) else []
     return [
         folder
-        for folder in dict.fromkeys([*model, *folders_during(trainer)])
+        for folder in dict.fromkeys([*model, *training_folders(trainer)])
         if any(
             path.is_symlink() or not path.is_dir()
             for path in folder.rglob("*")
@@ -128,7 +128,7 @@ class DeleteEarlierRun(Callback):
 
     def __init__(self, trainer: Trainer, module: LightningModule) -> None:
         # Found now: at the start of training the loggers have opened their files.
-        folders = folders_during(trainer)
+        folders = training_folders(trainer)
         self._files = [
             path for folder in folders for pattern in _WRITTEN for path in folder.glob(pattern)
         ]

@@ -35,11 +35,13 @@ def start(
     if output_dir is not None and Path(output_dir).exists():
         raise ValueError(f"output_dir: expected a free name, got {output_dir}, which exists")
     check_inputs({"model": model}, [data])
-    from lit_rlhf.cli.own_data import start_with  # imports torch, for which --help does not wait
+    from lit_rlhf.cli.own_data import (
+        write_configs_for,  # imports torch, for which --help does not wait
+    )
     from lit_rlhf.data import DataSource
 
     source = DataSource(data, columns=columns, map=map)
-    start_with(source, model, output_dir, max_length=max_length)
+    write_configs_for(source, model, output_dir, max_length=max_length)
 
 
 COMMAND = Command(start, words=("data", "model"), writes=("output_dir",))

@@ -24,7 +24,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from lit_callbacks import PhaseSummary, ResumeCheckpoint, StageProgressBar, find_collapse
 from lit_rlhf.cli.configs import resolve_configs
-from lit_rlhf.cli.configured_paths import advise
+from lit_rlhf.cli.configured_paths import suggest_preparation
 from lit_rlhf.cli.registry import STAGES
 from lit_rlhf.cli.runs import (
     DeleteEarlierRun,
@@ -42,10 +42,10 @@ from lit_rlhf.modules import (
     FinishedWeights,
     StageModule,
     checkpoint_folders,
-    folders_during,
     is_dry_run,
     merge_options,
     option_groups,
+    training_folders,
 )
 from lit_rlhf.parser import CommandParser, UsageError
 from lit_rlhf.paths import check_output_options, walk_options
@@ -399,7 +399,7 @@ class RLHFCLI(LightningCLI):
         # a checkpoint from elsewhere begins another run
         parents = Path(path).resolve().parents if path else ()
         resumes = path == "last" or any(
-            folder.resolve() in parents for folder in folders_during(self.trainer)
+            folder.resolve() in parents for folder in training_folders(self.trainer)
         )
         found_none = self.config_init["fit"].ckpt_path is None  # `last` too
         holds_model = isinstance(model, StageModule) and has_finished(model.finished_dir)
@@ -516,4 +516,4 @@ def main(argv: Sequence[str]) -> None:
     try:
         run_cli(list(argv))
     except Exception as error:
-        end_with_message(error, f"lit_rlhf {command}: error", partial(advise, argv))
+        end_with_message(error, f"lit_rlhf {command}: error", partial(suggest_preparation, argv))

@@ -118,6 +118,14 @@ class TokenBatch(NamedTuple):
     attention_mask: Tensor
     completion_mask: Tensor
 
+    def select(self, index: Tensor) -> "TokenBatch":
+        """The sequences at `index`, `[n]` long, with all columns."""
+        return TokenBatch(
+            input_ids=self.input_ids[index],
+            attention_mask=self.attention_mask[index],
+            completion_mask=self.completion_mask[index],
+        )
+
 
 class PreferenceBatch(NamedTuple):
     """Pairs of dialogues with the same prompts; row `i` of both halves is one pair.
@@ -165,7 +173,7 @@ class PromptBatch(NamedTuple):
             texts=[self.texts[row] for row in rows],
             index=self.index[index],
             fields=[self.fields[row] for row in rows],
-            ptx=None if self.ptx is None else TokenBatch(*(tensor[index] for tensor in self.ptx)),
+            ptx=None if self.ptx is None else self.ptx.select(index),
             turns=[self.turns[row] for row in rows] if self.turns else (),
         )
 

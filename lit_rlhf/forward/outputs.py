@@ -178,11 +178,11 @@ def map_target_logits(
         lm_head = unwrap_model(model).get_output_embeddings()  # type: ignore[no-untyped-call]
         if hidden is None:
             hidden = hidden_states(model, input_ids, mask)
-        targets = Targets(hidden[shift_to_predictors(target_mask)], input_ids[target_mask])
+        targets = Targets(hidden[predictor_mask(target_mask)], input_ids[target_mask])
         outputs = _map_in_chunks(model, lm_head, targets, function)
         return _to_rectangle(outputs, target_mask)
     # all logits exist here: a model whose plan has no chunked logits may change them in its forward
-    logits = token_logits(model, input_ids, mask)[shift_to_predictors(target_mask)]
+    logits = token_logits(model, input_ids, mask)[predictor_mask(target_mask)]
     outputs = function(logits.unsqueeze(0), input_ids[target_mask].unsqueeze(0))
     return _to_rectangle(outputs, target_mask)
 
@@ -213,7 +213,7 @@ def target_logprobs_from_hidden(
         input_ids: Token ids, `[B, L]` long.
         target_mask: Tokens to predict, `[B, L]` bool. Each follows a real token.
     """
-    targets = Targets(hidden[shift_to_predictors(target_mask)], input_ids[target_mask])
+    targets = Targets(hidden[predictor_mask(target_mask)], input_ids[target_mask])
     outputs = _map_in_chunks(model, lm_head, targets, _logprobs_in_tuple)
     return _to_rectangle(outputs, target_mask)[0]
 
@@ -338,8 +338,11 @@ def sequence_scores(model: LanguageModel, input_ids: Tensor, mask: Tensor) -> Te
     return scores_from_hidden(model, hidden_states(model, input_ids, mask), mask)
 
 
-def shift_to_predictors(target_mask: Tensor) -> Tensor:
-    """Mask of the tokens whose hidden states predict the targets; no target is in column 0."""
+def predictor_mask(target_mask: Tensor) -> Tensor:
+    """Tokens whose hidden states predict the targets, `[B, L]` bool: one column to the left.
+
+    The token in column 0 is predicted by none, so it is never a target.
+    """
     return functional.pad(target_mask[:, 1:], (0, 1))
 
 

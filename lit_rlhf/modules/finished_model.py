@@ -67,7 +67,7 @@ def save_finished(module: RunState, resume: Resume, folders: RunFolders) -> None
         module.write_finished(partial)
         if module.collapse is None and trainer.is_global_zero:
             write_manifest(partial, {"command": module.command})
-    tell_held_out(module, resume)
+    report_held_out(module, resume)
     rank_zero_info(f"{module.stage}: saved the model to {folder}")
 
 
@@ -142,7 +142,7 @@ def load_best(module: RunState) -> BestCheckpoint | None:
     return best
 
 
-def tell_held_out(module: RunState, resume: Resume) -> None:
+def report_held_out(module: RunState, resume: Resume) -> None:
     """Tell terminal and loggers how good the finished model is on held-out data.
 
     Args:

@@ -84,10 +84,9 @@ SCORE_KEYS = ("rollout/score", "rollout/reward")
 
 
 class OfAlgorithm(Generic[ValueT]):
-    """An attribute of a `PPOModule` that is its algorithm's, of the same name.
+    """Forwards an attribute of a `PPOModule` to the attribute of the same name of its `ppo`.
 
-    So callbacks and users find options and coefficients at the module, and what they set there has
-    an effect.
+    Callbacks and users read and set options and coefficients at the module. The algorithm has them.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -126,8 +125,13 @@ class IterationRecord:
     scores: Tensor
     lengths: Tensor
 
-    def add(self, collected: Collected, measured: RolloutMetrics) -> None:
-        """Take note of the responses."""
+    def add_responses(self, collected: Collected, measured: RolloutMetrics) -> None:
+        """Set scores and lengths, and add metrics of the rollouts, once responses are known.
+
+        Args:
+            collected: The responses.
+            measured: Their metrics, which are reduced over ranks here.
+        """
         self.scores = collected.scores.total
         self.lengths = collected.rollouts.lengths
         self.metrics |= measured.compute()
@@ -293,11 +297,11 @@ class PPOModule(StageModule):
         self._register_networks()
         self._note_inputs()
         self._evaluation: RolloutMetrics | None = None
-        # Scores of the start's responses to the held-out prompts, by the set and the batch such as
-        # `val/0`, which the policy is compared with: they stay the same.
+        # Scores of the responses that the policy gave to held-out prompts before training, by set
+        # and batch such as `val/0`. They never change, so each batch is sampled once.
         self._start_scores: dict[str, Tensor] = {}
-        # Scores of the policy's responses and of the start's, `[B, 2]` for each batch.
-        self._compared: list[Tensor] = []
+        # Scores of the policy now and of the start, `[B, 2]` for each batch of this validation.
+        self._paired_scores: list[Tensor] = []
         name_state_as_saved(self)
 
     def _register_networks(self) -> None:
@@ -358,7 +362,7 @@ class PPOModule(StageModule):
                 check_batch_size(self.ppo, self.datamodule.batch_size)
 
     def on_train_start(self) -> None:
-        """Tell of a missing ptx loss; stop at once at the end of a resumed run."""
+        """Say that the ptx loss has no text; stop at once if the resumed run is complete."""
         if self.loss.ptx_coef > 0 and getattr(self.datamodule, "ptx_sources", None) == []:
             rank_zero_info(
                 "ppo: no data.ptx_sources, so there is no language-model loss (Eq. 17); "
@@ -378,7 +382,7 @@ class PPOModule(StageModule):
             self.trainer.should_stop = True
 
     def on_validation_start(self) -> None:
-        """Stop behind this validation if a resumed run has made it after its last iteration."""
+        """Stop after this validation if it follows the last iteration of a resumed run."""
         self.stop_after_last_iteration()
 
     def training_step(self, batch: PromptBatch, batch_idx: int) -> dict[str, Tensor]:
@@ -387,7 +391,7 @@ class PPOModule(StageModule):
         with self.run_iteration(len(prompts.texts)) as record:
             self.ppo.require_finite_policy()
             collected = self.ppo.collect(prompts, record.rollout_seed, self.timer)
-            record.add(collected, self.ppo.measure(collected))
+            record.add_responses(collected, self.ppo.measure(collected))
             lesson = self.ppo.learn_from(collected)
             record.metrics |= lesson.metrics
             self.ppo.adapt_kl_coef(
@@ -429,8 +433,8 @@ class PPOModule(StageModule):
             keys = [*RolloutMetrics.KEYS, *SCORE_KEYS]
             if self.critic is not None:
                 keys.append("ppo/explained_variance")
-            # What the iteration did not get to is broken: NaN, and not left out like the mean of
-            # an empty set.
+            # Metrics that the iteration did not get to are logged as NaN. Only the mean of an empty
+            # set is left out of the log.
             record.metrics = dict.fromkeys(keys, unknown[0]) | record.metrics
         self._log_iteration(record)
 
@@ -476,16 +480,19 @@ class PPOModule(StageModule):
         """One AdamW and schedule for the policy, and one for a critic with a trunk of its own."""
         iterations = self._plan_iterations()
 
-        def critic_updates(iterations: float = iterations) -> float:
+        def updates_per_iteration() -> int:
             n_rollouts = training_batch_size(self.trainer) * self.responses_per_prompt
-            return iterations * self.ppo.count_updates(n_rollouts)
+            return self.ppo.count_updates(n_rollouts)
+
+        def critic_updates() -> float:
+            return iterations * updates_per_iteration()
 
         def policy_updates() -> float:
             # without the iterations that pre-training took, or may take until it has ended
             pretraining = int(self.ppo.pretraining_length)
             if self.ppo.in_critic_pretraining():
                 pretraining = self.critic_pretraining.iterations
-            return critic_updates(max(iterations - pretraining, 1))
+            return max(iterations - pretraining, 1) * updates_per_iteration()
 
         policy = self.build_optimizer(self.policy, self.policy_optimizer)
         if self.critic is not None and self.ppo.shares_trunk:
@@ -537,7 +544,7 @@ class PPOModule(StageModule):
         """Generate and score responses to held-out prompts, with the same draws each time."""
         if batch_idx == 0:
             self._evaluation = RolloutMetrics()
-            self._compared = []
+            self._paired_scores = []
             try:
                 self.ppo.require_finite_policy()
             except NotFiniteError as error:
@@ -549,10 +556,11 @@ class PPOModule(StageModule):
         seed = self.seed + batch_idx
         collected = self.ppo.collect(batch, seed, PhaseTimer(self))
         self.ppo.measure(collected, self._evaluation)
-        place = f"{evaluation_prefix(self.trainer)}{batch_idx}"
-        if place not in self._start_scores:
-            self._start_scores[place] = self.ppo.score_start(batch, seed)
-        self._compared.append(torch.stack([collected.scores.total, self._start_scores[place]], 1))
+        batch_name = f"{evaluation_prefix(self.trainer)}{batch_idx}"
+        if batch_name not in self._start_scores:
+            self._start_scores[batch_name] = self.ppo.score_start(batch, seed)
+        start_scores = self._start_scores[batch_name]
+        self._paired_scores.append(torch.stack([collected.scores.total, start_scores], dim=1))
         if batch_idx == 0:
             n_rows = self.sampled_texts
             records = self.ppo.describe_responses(collected)[:n_rows]
@@ -569,7 +577,7 @@ class PPOModule(StageModule):
             # not the last known values: a checkpoint might be judged by them
             nan = torch.tensor(torch.nan, device=self.device)
             return dict.fromkeys((*RolloutMetrics.KEYS, "rollout/score"), nan)
-        scores, start_scores = all_gather_rows(torch.cat(self._compared)).double().unbind(1)
+        scores, start_scores = all_gather_rows(torch.cat(self._paired_scores)).double().unbind(1)
         return {
             **self._evaluation.compute(),
             "rollout/start_score": start_scores.mean(),

@@ -2,7 +2,7 @@
 
 A run stores its settings in its checkpoints: its options as hyper-parameters, and the options of
 data and Trainer, with checksums of what its files held, under `SETTINGS_KEY`. A run that resumes
-compares its own with them. `CHANGES` says of each setting what a change means.
+compares its own with them. `CONSEQUENCES` says of each setting what a change means.
 """
 
 import json
@@ -58,8 +58,8 @@ class ConfiguredOptimizer(NamedTuple):
     peak_rates: list[float]
 
 
-class Change(Enum):
-    """Response to a setting that differs from the checkpoint's."""
+class Consequence(Enum):
+    """What follows from a setting that differs from the checkpoint's."""
 
     APPLIES = "the configured value applies"
     NEEDS_CONSENT = "needs `--allow_changes`"
@@ -71,8 +71,8 @@ REMARKS: dict[str, dict[str, str]] = yaml.safe_load(
 )
 """Why, or from when, a change has its consequence, by consequence and by names of settings."""
 
-CHANGES = {
-    name: Change[change.upper()]
+CONSEQUENCES = {
+    name: Consequence[change.upper()]
     for change, remarks in REMARKS.items()
     for names in remarks
     for name in names.split(", ")
@@ -84,9 +84,9 @@ class ChangedRunError(ValueError):
     """A run would resume from a checkpoint of another run."""
 
 
-def change_of(name: str) -> Change | None:
-    """What a change of a setting means; `None` for an option that a subclass has added."""
-    return CHANGES.get(name, CHANGES.get(name.partition(".")[0]))
+def find_consequence(name: str) -> Consequence | None:
+    """Look up what a change of the setting `name` means; `None`: a subclass has added it."""
+    return CONSEQUENCES.get(name, CONSEQUENCES.get(name.partition(".")[0]))
 
 
 def describe_run(
@@ -200,12 +200,14 @@ def check_changes(changes: Mapping[str, tuple[Any, Any]], allowed: bool, writer:
         writer: The version that wrote the checkpoint.
     """
     described = describe_changes(changes)
-    if impossible := [described[name] for name in changes if change_of(name) is Change.REFUSED]:
+    consequences = {name: find_consequence(name) for name in changes}
+    impossible = [described[n] for n, then in consequences.items() if then is Consequence.REFUSED]
+    if impossible:
         raise ChangedRunError(
             "the checkpoint's weights do not fit the configured network; expected the settings of "
             f"the checkpoint, got {'; '.join(impossible)}"
         )
-    others = [described[name] for name in changes if change_of(name) is Change.NEEDS_CONSENT]
+    others = [described[n] for n, then in consequences.items() if then is Consequence.NEEDS_CONSENT]
     if others and not allowed:
         listed = "".join(f"\n  {change}" for change in others)
         raise ChangedRunError(

@@ -44,7 +44,7 @@ class RunFolders(Callback):
         Whether the finished model's can be replaced is tried now, and not found out at the end.
         """
         self._training = False
-        self._locks.acquire([finished, *folders_during(trainer)])
+        self._locks.acquire([finished, *training_folders(trainer)])
         undo_interrupted_replacement(finished.resolve())
         try_replacement(finished.resolve(), "output_dir")
 
@@ -141,7 +141,7 @@ def check_finished_dir(
         inputs: Folders or hub ids of the models that the run starts from, by option.
     """
     must_stay = {f"{name} ({path})": Path(path) for name, paths in inputs.items() for path in paths}
-    must_stay |= {f"the run's own folder {path}": path for path in folders_during(trainer)}
+    must_stay |= {f"the run's own folder {path}": path for path in training_folders(trainer)}
     with suppress(FileNotFoundError):
         finished.stat()  # fails for a link to itself, and below a file
     target = finished.resolve()
@@ -179,7 +179,7 @@ def check_shared_folders(
     Raises:
         ValueError: On all ranks, with the hosts and folders that differ.
     """
-    runs = [str(path) for path in (finished, *folders_during(trainer))]
+    runs = [str(path) for path in (finished, *training_folders(trainer))]
     models = [path for paths in inputs.values() for path in paths]
     host = socket.gethostname()
     # loggers of other ranks may have other folders, which they do not write to
@@ -215,7 +215,7 @@ def _folder_contents(*, runs: Sequence[str], models: Sequence[str]) -> dict[str,
     return contents
 
 
-def folders_during(trainer: Trainer) -> list[Path]:
+def training_folders(trainer: Trainer) -> list[Path]:
     """Folders of logs and checkpoints that the run writes to while it trains."""
     logs = [default_checkpoint_dir(trainer).parent] if trainer.loggers else []
     return [*logs, *checkpoint_folders(trainer)]

@@ -13,13 +13,12 @@ Notation: `B` responses, `P` tokens of the longest prompt, `T` tokens of the lon
 """
 
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from lit_rlhf import functional as F
 from lit_rlhf.data import PromptBatch, TokenBatch
@@ -52,6 +51,7 @@ from lit_rlhf.ppo.stepping import (
     mean_of_minibatches,
     untimed,
 )
+from lit_rlhf.rank_zero import rank_zero_warn
 from lit_rlhf.rewards import Scores
 from lit_rlhf.rollout import (
     Experience,
@@ -75,7 +75,7 @@ from lit_rlhf.stats import (
     global_sum,
 )
 
-# what to change when a phase runs out of memory
+# Options that save memory, by phase: an error names them when the memory runs out there.
 ROLLOUT_MEMORY = ("memory.rollout_batch_size", "sampling.max_new_tokens")
 SCORING_MEMORY = ("memory.max_tokens_per_forward", "sampling.max_new_tokens")
 UPDATE_MEMORY = (
@@ -229,7 +229,7 @@ class PPO(FixedDtypeBuffers):
     def collect(
         self, prompts: PromptBatch, seed: int, phase_context: PhaseContext = untimed
     ) -> Collected:
-        """Sample a response to each prompt, score the responses, and estimate what they tell.
+        """Sample a response to each prompt, score it, and compute its log-probs and values.
 
         Args:
             prompts: The prompts; see `repeat_prompts` for several responses to each.
@@ -251,7 +251,9 @@ class PPO(FixedDtypeBuffers):
             NotFiniteError: If a score, a log-prob or a value is not finite, on all ranks. Nothing
                 has changed then: only an iteration that is learned from counts in running moments.
         """
-        _, rollouts, scores, estimates = collected
+        rollouts = collected.rollouts
+        scores = collected.scores
+        estimates = collected.estimates
         require_finite(
             {
                 "rewards": scores.total,
@@ -290,14 +292,14 @@ class PPO(FixedDtypeBuffers):
         for _ in range(self.minibatches.ppo_epochs):
             size = self.minibatches.minibatch_size
             for rows in iterate_minibatches(len(experience), size=size, generator=generator):
-                # once: each field would copy the rows to the device, and wait
+                # copied once: otherwise each field would copy the rows, and wait for the device
                 index = rows.to(experience.loss_mask.device)
                 minibatch = experience.select(index)
                 metrics: dict[str, Tensor] = {}
                 if self.separate_critic:
                     metrics |= self.train_critic(minibatch, stepper)
                 if not pretraining:
-                    text = None if ptx is None else TokenBatch(*(field[index] for field in ptx))
+                    text = None if ptx is None else ptx.select(index)
                     metrics |= self.train_policy(minibatch, text, stepper)
                 stepper.end_minibatch(trains_policy=not pretraining)
                 history.append(metrics)
@@ -372,8 +374,8 @@ class PPO(FixedDtypeBuffers):
         # another sampler would take the weights with the adapters that are off here
         sampler = generate_responses if networks.reference is None else networks.sampler
         with reference_model(networks.policy, networks.reference, batch.input_ids.device) as model:
-            # of this object and not of a copy, so that an override of `rollout` samples here as in
-            # training, and keeps what it writes down
+            # Swap the policy in this object and not in a copy: an override of `rollout` then
+            # samples as in training, and what it stores on `self` stays.
             self.networks = networks._replace(policy=model, sampler=sampler)
             try:
                 rollouts = self.rollout(batch, seed)
@@ -401,7 +403,10 @@ class PPO(FixedDtypeBuffers):
             collected: The responses with scores and estimates.
             metrics: What they are added to; `None`: new metrics.
         """
-        prompts, rollouts, scores, estimates = collected
+        prompts = collected.prompts
+        rollouts = collected.rollouts
+        scores = collected.scores
+        estimates = collected.estimates
         if metrics is None:
             metrics = RolloutMetrics()
         named = {"score": scores.total}
@@ -464,7 +469,10 @@ class PPO(FixedDtypeBuffers):
             (len(rollouts.response_ids),), torch.nan, device=rollouts.response_ids.device
         )
         estimates = self.estimate(rollouts)
-        return self.describe_responses(Collected(prompts, rollouts, Scores(unknown), estimates))
+        collected = Collected(
+            prompts=prompts, rollouts=rollouts, scores=Scores(unknown), estimates=estimates
+        )
+        return self.describe_responses(collected)
 
     def shape_rewards(
         self, rollouts: RolloutBatch, scores: Scores, estimates: TokenStatistics
@@ -635,12 +643,11 @@ class PPO(FixedDtypeBuffers):
             experience: Advantages and returns of all responses.
         """
         no_tokens = self.advantages.truncation == "mask" and not has_tokens(experience.loss_mask)
-        if no_tokens and (not distributed.is_initialized() or distributed.get_rank() == 0):
-            warnings.warn(
+        if no_tokens:
+            rank_zero_warn(
                 "advantages.truncation: mask leaves nothing to learn from, because all responses "
                 f"of an iteration ran to sampling.max_new_tokens={self.sampling.max_new_tokens}: "
-                "raise it, or use truncation: terminal with a reward_shaping.missing_eos_penalty",
-                stacklevel=2,
+                "raise it, or use truncation: terminal with a reward_shaping.missing_eos_penalty"
             )
         metrics = {
             "rollout/reward": rewards.sum() / global_denominator(len(rewards), rewards.device)
@@ -1061,4 +1068,5 @@ def iteration_draws(*, seed: int, iteration: int, rank: int) -> Draws:
     # Three small numbers to one: large primes keep neighbouring iterations and ranks apart.
     mixed = seed * 1_000_003 + iteration * 7_919 + rank * 104_729
     generator = torch.Generator().manual_seed(mixed % 2**64)
-    return Draws(int(torch.randint(2**31, (), generator=generator)), generator)
+    rollout_seed = int(torch.randint(2**31, (), generator=generator))
+    return Draws(rollout_seed=rollout_seed, generator=generator)

@@ -388,7 +388,7 @@ class FileReader(ShardReader):
             self.flat[f"{index}.{MASTER_WEIGHTS}"] = [
                 weights[spec.name].flatten() for spec in specs
             ]
-            state_of_one = first_state(states)
+            state_of_one = first_nonempty_state(states)
             counts = {k: v for k, v in state_of_one.items() if not is_moment(v)}
             for key in state_of_one.keys() - counts.keys():
                 self.flat[f"{index}.{key}"] = [
@@ -404,7 +404,7 @@ class FileReader(ShardReader):
         return (Piece(len(tensor), tensor) for tensor in self.flat[key])
 
 
-def first_state(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def first_nonempty_state(states: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The first state that is not empty: a parameter has none before its first step."""
     return next((state for state in states if state), {})
 

@@ -25,7 +25,7 @@ from lit_rlhf.strategies.engine_shards import (
     ShardReader,
     copy_counts,
     engine_layout,
-    first_state,
+    first_nonempty_state,
     is_moment,
     local_rows,
     trained_parameters,
@@ -215,4 +215,4 @@ def _apply(function: Any, *args: Any) -> Any:  # noqa: ANN401  # whatever the fu
 
 def _known_state(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
     """The state of the first parameter of a group that has one."""
-    return first_state(optimizer.state.get(p, {}) for p in group["params"])
+    return first_nonempty_state(optimizer.state.get(p, {}) for p in group["params"])

@@ -254,6 +254,7 @@ def test_the_end_says_what_one_vote_would_have_done(tmp_path: Path, caplog: Any)
     assert watched(tmp_path, script, two_monitors()) == [0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0]
     *_, last = lines(caplog)
     assert last.startswith("votes: 1 would have called it collapsed at step 5: drift 13 is ")
+    assert not last.endswith("...")
     watched(tmp_path, script, two_monitors(), {"logs_step": False})  # the first batch is step 0
     assert "votes: 1 would have called it collapsed at step 4: drift" in lines(caplog)[-1]
 

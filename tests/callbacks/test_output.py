@@ -29,7 +29,7 @@ from lit_callbacks.output import (
     log_text,
     logger_step,
 )
-from lit_callbacks.words import format_duration, format_number, shorten_keys
+from lit_callbacks.words import format_duration, format_number, shorten_keys, shorten_sentence
 from tests.support.report_pages import read_events, read_texts
 from tests.support.scripted import Scripted, batches, trainer
 
@@ -164,3 +164,17 @@ def test_markdown_shows_the_text_as_it_is(text: str) -> None:
 
 def test_lines_stay_in_one_cell() -> None:
     assert escape_markdown(" one\ntwo\r\n\nfour \n") == "one<br>two<br><br>four"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (8, "KL 41 nats is high: the policy exploits"),
+        (7, "KL 41 nats is high"),  # without half of a conclusion
+        (5, "KL 41 nats is high"),
+        (4, "KL 41 nats ..."),
+    ],
+)
+def test_single_reason_is_shortened_by_its_conclusion_first(words: int, expected: str) -> None:
+    sentence = "KL 41 nats is high: the policy exploits"
+    assert shorten_sentence(sentence, words) == expected

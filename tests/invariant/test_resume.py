@@ -31,11 +31,11 @@ from lit_rlhf.data import DemonstrationDataModule, PreferenceDataModule, PromptD
 from lit_rlhf.models import load_causal_lm, load_scalar_model
 from lit_rlhf.modules import ChangedRunError, PPOModule, RewardModule, SFTModule, option_names
 from lit_rlhf.modules.resume import (
-    CHANGES,
+    CONSEQUENCES,
     REMARKS,
-    Change,
-    change_of,
+    Consequence,
     check_validation_interval,
+    find_consequence,
 )
 from lit_rlhf.strategies import find_newest_checkpoint
 from tests.support.run_results import files_of, logged
@@ -666,17 +666,17 @@ def test_every_setting_has_a_rule_and_the_documentation_shows_it() -> None:
     options = {name for stage in stages for name in option_names(stage)}
     datamodules = [DemonstrationDataModule, PreferenceDataModule, PromptDataModule]
     options |= {f"data.{name}" for data in datamodules for name in option_names(data)}
-    assert [name for name in sorted(options) if change_of(name) is None] == []
+    assert [name for name in sorted(options) if find_consequence(name) is None] == []
     known = options | {name.partition(".")[0] for name in options}
     known |= {"trainer.precision", "training examples", "batch size on all ranks"}
     known |= {"weights of the reference", "weights of the reward models", "number of ranks"}
     known |= {"max_iterations", "sources of the reward functions"}
-    assert CHANGES.keys() - known == set()
+    assert CONSEQUENCES.keys() - known == set()
 
     table = ["| setting | when it differs from the checkpoint's | |", "|---|---|---|"]
     for change, remarks in REMARKS.items():
         for listed, remark in remarks.items():
             names = [f"`{name}`" if " " not in name else name for name in listed.split(", ")]
-            table.append(f"| {', '.join(names)} | {Change[change.upper()].value} | {remark} |")
+            table.append(f"| {', '.join(names)} | {Consequence[change.upper()].value} | {remark} |")
     page = Path(__file__).parents[2] / "docs" / "resume.md"
     assert "\n".join(table) in page.read_text("utf-8"), "\n".join(table)

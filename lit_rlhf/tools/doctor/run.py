@@ -10,7 +10,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
-from lit_rlhf.data import PromptBatch, RecordDataModule, TokenBatch
+from lit_rlhf.data import PromptBatch, RecordDataModule
 from lit_rlhf.modules import PhaseTimer, PPOModule
 from lit_rlhf.ppo import UPDATE_MEMORY, NetworkName, iteration_draws
 from lit_rlhf.rollout import iterate_minibatches
@@ -141,7 +141,7 @@ def _run_two_updates(
     has_tokens = experience.loss_mask.any(1).cpu()
     index = next(rows for rows in minibatches if bool(has_tokens[rows].any())).to(module.device)
     minibatch = experience.select(index)
-    ptx = None if batch.ptx is None else TokenBatch(*(field[index] for field in batch.ptx))
+    ptx = None if batch.ptx is None else batch.ptx.select(index)
 
     def update(
         clips: dict[NetworkName, float | None], timer: PhaseTimer
