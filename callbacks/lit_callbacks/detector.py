@@ -151,31 +151,29 @@ class CollapseDetector(Callback):
             self._say(trainer, text)
             log_note(trainer, f"{self._prefix}/note", text, metrics_step(trainer))
         # a run may never log an optional metric
-        read = [m for m in self.monitors if m.steps or not m.optional]
-        silent = [monitor.name for monitor in read if not monitor.has_judged]
+        expected = [m for m in self.monitors if m.steps or not m.optional]
+        silent = [monitor.name for monitor in expected if not monitor.has_judged]
         if silent:
-            names = "any signal" if len(silent) == len(read) else ", ".join(silent)
+            names = "any signal" if len(silent) == len(expected) else ", ".join(silent)
             text = f"{self.verdict.step} steps were too few for a baseline to judge {names}"
             self._say(trainer, text)
             log_note(trainer, f"{self._prefix}/note", text, metrics_step(trainer))
 
     def _run_step(self, trainer: Trainer, pl_module: LightningModule, outputs: object) -> None:
-        read = self.observe(trainer, outputs)
+        """Observe a step, judge it, let the actions respond, and report."""
+        monitors = self.observe(trainer, outputs)
         self.watch.judge()
         # All actions see the step before any of them acts: RollBack must save before another
         # action changes what it saves.
         for action in self.actions:
             action.on_step(trainer, pl_module, self.verdict)
         was_stopping = trainer.should_stop
-        done = [self._respond(action, trainer, pl_module) for action in self.actions]
+        responses = [self._respond(action, trainer, pl_module) for action in self.actions]
         if trainer.should_stop and not was_stopping:
             self.stopped_by = self.verdict
-        self._report(
-            trainer,
-            pl_module,
-            read=read,
-            done=[text for text in done if text],
-        )
+        self._log_scalars(trainer, pl_module, monitors)
+        self._report_notes(trainer)
+        self._report_verdict(trainer, [text for text in responses if text])
 
     def observe(self, trainer: Trainer, outputs: object) -> list[Monitor]:
         """Feed the monitors with a step, on all ranks together.
@@ -189,8 +187,8 @@ class CollapseDetector(Callback):
         """
         keys = {key for monitor in self.monitors for key in monitor.keys}
         metrics = self._reader.read(trainer, outputs, keys)
-        read = self.watch.observe(metrics)
-        self._read_keys |= {key for monitor in read for key in monitor.keys}
+        monitors = self.watch.observe(metrics)
+        self._read_keys |= {key for monitor in monitors for key in monitor.keys}
         required = {key for m in self.monitors if not m.optional for key in m.keys}
         if missing := required - self._read_keys - self._reader.seen:
             advice = ""
@@ -203,33 +201,34 @@ class CollapseDetector(Callback):
                 f"or the tensors that the training step returns, got "
                 f"{', '.join(sorted(self._reader.seen)) or 'none'}{advice}"
             )
-        return read
+        return monitors
 
     def _respond(self, action: Action, trainer: Trainer, pl_module: LightningModule) -> str:
+        """Let an action respond to the verdict; return what it says it did, empty if nothing."""
         text = action.respond(trainer, pl_module, self.verdict)
         if text is not None and action.clears_monitors:
             self.watch.clear()
         return text or ""
 
-    def _report(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        *,
-        read: Sequence[Monitor],
-        done: Sequence[str],
+    def _log_scalars(
+        self, trainer: Trainer, pl_module: LightningModule, monitors: Sequence[Monitor]
     ) -> None:
+        """Log the level, and what monitors say of the step beside it.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+            monitors: The monitors whose metrics are part of the step.
+        """
         step = metrics_step(trainer)
-        level = self.verdict.level
-        sentence = self.verdict.sentence
-        batches = trainer.fit_loop.total_batch_idx + 1
+        n_batches = trainer.fit_loop.total_batch_idx + 1
         interval = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set, but not declared
-        draws = self.when != "train_batch" or batches % interval == 0
-        scalars = {f"{self._prefix}/level": float(level)}
-        for monitor in read:
+        has_histograms = self.when != "train_batch" or n_batches % interval == 0
+        scalars = {f"{self._prefix}/level": float(self.verdict.level)}
+        for monitor in monitors:
             stem = f"{self._prefix}/{monitor.key}"
             scalars |= {f"{stem}_{name}": value for name, value in monitor.details().items()}
-            if monitor.sample and draws:
+            if monitor.sample and has_histograms:
                 log_histogram(trainer, stem, monitor.sample, step)
         if self.when == "train_batch":
             # with `log_dict`, Lightning logs them as often as the metrics of the batch, and at the
@@ -239,24 +238,37 @@ class CollapseDetector(Callback):
             # `log` is not allowed in `on_validation_end`, and epochs have no `step` of their own.
             for logger in trainer.loggers:
                 logger.log_metrics(scalars, step=step)
+
+    def _report_notes(self, trainer: Trainer) -> None:
+        """Say and log the notes of the watch about the step."""
         for text in self.watch.notes:
-            is_warning = not text.startswith(("preset", "thresholds"))
-            say(trainer, self._prefixed(text), logging.WARNING if is_warning else logging.INFO)
-            log_note(trainer, f"{self._prefix}/note", text, step)
-        is_news = self.watch.is_news
-        if not is_news and not done:
+            severity = logging.WARNING if text in self.watch.warnings else logging.INFO
+            say(trainer, self._prefixed(text), severity)
+            log_note(trainer, f"{self._prefix}/note", text, metrics_step(trainer))
+
+    def _report_verdict(self, trainer: Trainer, responses: Sequence[str]) -> None:
+        """Say and log the verdict if it is news, and what actions did.
+
+        Args:
+            trainer: The Trainer.
+            responses: What the actions that did something say of it.
+        """
+        if not self.watch.is_news and not responses:
             return
+        step = metrics_step(trainer)
+        level = self.verdict.level
+        sentence = self.verdict.sentence
         # the x axis counts batches, but epochs and validations are counted when they are judged
         place = f"{self._unit} {step if self.when == 'train_batch' else self.verdict.step}"
-        lines = [f"{level.word} at {place}: {sentence}"] if is_news else []
-        lines += [f"at {place}: {text}" for text in done]
+        lines = [f"{level.word} at {place}: {sentence}"] if self.watch.is_news else []
+        lines += [f"at {place}: {text}" for text in responses]
         for line in lines:
             self._say(trainer, line, logging.WARNING if level is Level.COLLAPSED else logging.INFO)
         # `lit_callbacks.runs.parse_verdict` reads this form back
         head = f"**{level.word}** at {place}"
         short = shorten_sentence(sentence, MAX_WORDS - len(head.split()))
         quote = [] if short == sentence else [f"> {sentence}"]
-        note = [head, short, *quote, *(f"- {text}" for text in done)]
+        note = [head, short, *quote, *(f"- {text}" for text in responses)]
         log_note(trainer, f"{self._prefix}/verdict", "\n\n".join(note), step)
 
     def _say(self, trainer: Trainer, line: str, severity: int = logging.INFO) -> None:
@@ -359,10 +371,10 @@ def find_collapse(trainer: Trainer) -> Collapse | None:
             saving = [action for action in callback.actions if isinstance(action, SavingAction)]
             weights = [newest for action in saving if (newest := action.newest(trainer))]
             if not weights:
-                return Collapse(callback.stopped_by)
+                return Collapse(verdict=callback.stopped_by)
             newest_of_all: HealthyWeights = max(weights)
             return Collapse(
-                callback.stopped_by,
+                verdict=callback.stopped_by,
                 healthy_step=newest_of_all.step,
                 checkpoint=newest_of_all.path,
             )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -264,6 +265,123 @@ def _describe_gaps(run: Run, watch: Watch) -> list[str]:
     ]
 
 
+@dataclass
+class _WatchedLog:
+    """A log and the watch that judges it, step by step as the log grows.
+
+    Attributes:
+        log: The log, see `read_run`.
+        new_watch: Makes a watch.
+        watch: Judges the steps.
+        run: The log as it was last read; `None` while it is empty.
+        steps_read: Number of its steps that the watch has seen, or that hold nothing watched.
+        highest: The highest level so far.
+    """
+
+    log: str
+    new_watch: Callable[[], Watch]
+    watch: Watch = field(init=False)
+    run: Run | None = None
+    steps_read: int = 0
+    highest: Level = Level.HEALTHY
+
+    def __post_init__(self) -> None:
+        self.watch = self.new_watch()
+
+    def read_steps(self, names: Mapping[str, str] | None) -> dict[int, dict[str, float]]:
+        """Read the metrics of all steps by step and key; start anew if the log was begun anew.
+
+        Args:
+            names: Names of metrics by the monitors' keys, besides those that are recognized.
+        """
+        steps: dict[int, dict[str, float]] = {}
+        try:
+            self.run = read_run("run", self.log)
+        except EmptyLogError:
+            pass
+        else:
+            steps = logged_steps(self.run)
+        curves = {} if self.run is None else self.run.curves
+        went_back = any(curve.n_replaced for curve in curves.values())
+        if len(steps) < self.steps_read and not went_back:
+            print(printable_line(f"{self.log}: the log was begun anew, and so are its baselines"))
+            self.watch = self.new_watch()
+            self.steps_read = 0
+        self.watch.names = _find_all_names(steps.values(), names)
+        return steps
+
+    def judge(self, steps: Mapping[int, Mapping[str, float]], *, until: int | None) -> None:
+        """Judge the steps that are new, and print notes and changes of the verdict.
+
+        Args:
+            steps: Metrics of all steps, see `read_steps`.
+            until: Index of the first step to leave for later, as in a slice; `None`: none.
+        """
+        for step, scalars in list(steps.items())[self.steps_read : until]:
+            self.steps_read += 1
+            if not self.watch.reads(scalars):
+                continue
+            verdict = self.watch.step(scalars)
+            self.highest = max(self.highest, verdict.level)
+            texts = [*self.watch.notes]
+            if self.watch.is_news:
+                texts.append(f"{verdict.level.word}: {verdict.sentence}")
+            for text in texts:
+                print(printable_line(f"{self.log} step {step}: {text}"), flush=True)
+
+    def print_summary(self) -> None:
+        """Print what the verdict does not rest on, and the last verdict."""
+        verdict = self.watch.verdict
+        worst = "" if self.highest <= verdict.level else f", {self.highest.word} before"
+        judgement = f"{verdict.level.word} after {verdict.step} steps{worst}"
+        gaps = [] if self.run is None else _describe_gaps(self.run, self.watch)
+        for text in (*gaps, f"{judgement}: {verdict.sentence}"):
+            print(printable_line(f"{self.log}: {text}"))
+
+
+def _calibrate_and_print(
+    watch: Watch, healthy_runs: Mapping[str, Sequence[Mapping[str, float]]]
+) -> dict[str, dict[str, float]]:
+    """Loosen thresholds by healthy runs, and print what changed.
+
+    Args:
+        watch: A watch with the options of the run.
+        healthy_runs: Metrics by key of each step, by the run's log.
+
+    Returns:
+        The changed thresholds, as `Watch` takes them.
+    """
+    try:
+        changes = watch.calibrate(list(healthy_runs.values()))
+    except ValueError as error:
+        raise ValueError(f"--healthy {', '.join(healthy_runs)}: {error}") from error
+    for line in describe_changes(changes, len(healthy_runs)):
+        print(printable_line(line))
+    return thresholds_of(changes)
+
+
+def _check_shared_signals(
+    watched: _WatchedLog,
+    steps: Mapping[int, Mapping[str, float]],
+    healthy_runs: Iterable[Sequence[Mapping[str, float]]],
+) -> None:
+    """Refuse healthy runs that have no signal in common with the log that they calibrate.
+
+    Args:
+        watched: The log.
+        steps: Metrics of its steps.
+        healthy_runs: Metrics by key of each step, run by run.
+    """
+    watch = watched.watch
+    in_log = _calibrated_signals(watch, [_rename_metrics(steps.values(), watch.names)])
+    in_healthy = _calibrated_signals(watch, healthy_runs)
+    if not in_log & in_healthy:
+        raise ValueError(
+            f"--healthy: expected runs with a signal that {watched.log} has, too (it has "
+            f"{', '.join(sorted(in_log)) or 'none'}), got {', '.join(sorted(in_healthy))}"
+        )
+
+
 def watch_logs(
     logs: Sequence[str],
     names: Mapping[str, str] | None = None,
@@ -297,84 +415,46 @@ def watch_logs(
     runs = _split_folders(logs)
     healthy = _split_folders(healthy)
     _check_healthy(runs, healthy)
+    healthy_runs: dict[str, list[dict[str, float]]] = {}
+    for log in healthy:
+        healthy_steps = read_logged_steps(log).values()
+        healthy_runs[log] = _rename_metrics(healthy_steps, _find_all_names(healthy_steps, names))
     thresholds: dict[str, dict[str, float]] = {}
-    calm: dict[str, list[dict[str, float]]] = {}
-    if healthy:
-        for log in healthy:
-            healthy_steps = read_logged_steps(log).values()
-            calm[log] = _rename_metrics(healthy_steps, _find_all_names(healthy_steps, names))
+    if healthy_runs:
         template = Watch(votes=votes, responses=responses, preset=preset)
-        try:
-            changes = template.calibrate(list(calm.values()))
-        except ValueError as error:
-            raise ValueError(f"--healthy {', '.join(calm)}: {error}") from error
-        for line in describe_changes(changes, len(calm)):
-            print(printable_line(line))
-        thresholds = thresholds_of(changes)
+        thresholds = _calibrate_and_print(template, healthy_runs)
     new_watch = partial(
         Watch, votes=votes, responses=responses, preset=preset, thresholds=thresholds
     )
-    watches = {log: new_watch() for log in runs}
-    judged = dict.fromkeys(runs, 0)  # number of steps
-    highest = dict.fromkeys(runs, Level.HEALTHY)
-    read: dict[str, Run] = {}
+    watched_logs = [_WatchedLog(log, new_watch) for log in runs]
+    logged_names: set[str] = set()
     while True:
-        for log, watch in list(watches.items()):
-            try:
-                read[log] = read_run("run", log)
-            except EmptyLogError:
-                steps: dict[int, dict[str, float]] = {}
-            else:
-                steps = logged_steps(read[log])
-            went_back = log in read and any(c.n_replaced for c in read[log].curves.values())
-            if len(steps) < judged[log] and not went_back:
-                print(printable_line(f"{log}: the log was begun anew, and so are its baselines"))
-                watches[log] = watch = new_watch()
-                judged[log] = 0
-            watch.names = _find_all_names(steps.values(), names)
-            if healthy and steps and not judged[log]:
-                shared = _calibrated_signals(watch, [_rename_metrics(steps.values(), watch.names)])
-                if not shared & (known := _calibrated_signals(watch, calm.values())):
-                    raise ValueError(
-                        f"--healthy: expected runs with a signal that {log} has, too (it has "
-                        f"{', '.join(sorted(shared)) or 'none'}), got {', '.join(sorted(known))}"
-                    )
-            for step, scalars in list(steps.items())[judged[log] : -1 if follow else None]:
-                judged[log] += 1
-                if not watch.reads(scalars):
-                    continue
-                verdict = watch.step(scalars)
-                highest[log] = max(highest[log], verdict.level)
-                for note in watch.notes:
-                    print(printable_line(f"{log} step {step}: {note}"), flush=True)
-                if watch.is_news:
-                    text = f"{verdict.level.word}: {verdict.sentence}"
-                    print(printable_line(f"{log} step {step}: {text}"), flush=True)
-            if not follow and not watch.verdict.step and log not in logs:
-                print(printable_line(f"{log}: left out, it logs nothing that is watched"))
-                del watches[log], highest[log]
-            elif not follow and not watch.verdict.step:
+        for watched in list(watched_logs):
+            steps = watched.read_steps(names)
+            logged_names |= set() if watched.run is None else watched.run.curves.keys()
+            if healthy_runs and steps and not watched.steps_read:
+                _check_shared_signals(watched, steps, healthy_runs.values())
+            # a trainer may still be writing the newest step
+            watched.judge(steps, until=-1 if follow else None)
+            if follow or watched.watch.verdict.step:
+                continue
+            if watched.log in logs:
                 logged = sorted({key for scalars in steps.values() for key in scalars})
-                watched_keys = dict.fromkeys(key for m in watch.monitors for key in m.keys)
+                keys = dict.fromkeys(key for m in watched.watch.monitors for key in m.keys)
                 raise ValueError(
-                    f"{log}: expected one of {', '.join(watched_keys)} or the names of a known "
+                    f"{watched.log}: expected one of {', '.join(keys)} or the names of a known "
                     "trainer "
                     f"(--map '{{KEY: NAME}}' gives others), got {', '.join(logged) or 'no numbers'}"
                 )
+            print(printable_line(f"{watched.log}: left out, it logs nothing that is watched"))
+            watched_logs.remove(watched)
         if not follow:
-            _check_names_are_logged(
-                names or {}, {key for run in read.values() for key in run.curves}
-            )
+            _check_names_are_logged(names or {}, logged_names)
             break
         try:
             time.sleep(follow)
         except KeyboardInterrupt:
             break
-    for log, watch in watches.items():
-        verdict = watch.verdict
-        worst = "" if highest[log] <= verdict.level else f", {highest[log].word} before"
-        judgement = f"{verdict.level.word} after {verdict.step} steps{worst}"
-        for text in _describe_gaps(read[log], watch) if log in read else ():
-            print(printable_line(f"{log}: {text}"))
-        print(printable_line(f"{log}: {judgement}: {verdict.sentence}"))
-    return highest
+    for watched in watched_logs:
+        watched.print_summary()
+    return {watched.log: watched.highest for watched in watched_logs}

@@ -77,17 +77,19 @@ class Watch:
         self.responses = responses
         self.verdict = Verdict()
         self.notes: list[str] = []
-        """Texts about the last step besides the verdict: thresholds and warnings."""
+        """Texts about the last step besides the verdict: preset, thresholds and warnings."""
+        self.warnings: list[str] = []
+        """The texts among `notes` that ask for a change: thresholds that no value can cross."""
         self.single: Verdict | None = None
         """The first verdict that would have been a collapse with `votes=1`, and was none."""
         self.is_news = False
         """Whether the last verdict says what none before it said: another level, or at this level a
         graver kind of trouble."""
-        self._told: Trouble | None = None  # the gravest kind since the level changed
+        self._gravest: Trouble | None = None  # the gravest kind since the level changed
         self._window = 1  # steps below the level after which it is left
         self._quiet = 0  # steps in a row below the level
-        self._announced = False
-        self._changed = ""
+        self._has_announced = False  # whether `notes` had the thresholds of these baselines
+        self._data_change = ""  # why new baselines are being taken; empty once they are known
         self._finite: set[str] = set()  # keys that have been finite
 
     def step(
@@ -146,33 +148,40 @@ class Watch:
             alone = judge(self.monitors, 1, verdict.step)
             self.single = alone if alone.level is Level.COLLAPSED else None
         self.notes = []
+        self.warnings = []
         if verdict.step == 1 and self._has_preset:
             others = ", ".join(preset for preset in Preset if preset is not self.preset)
             self.notes = [f"preset: {self.preset} (others: {others})"]
         # thresholds that need no baseline are ready at once
         ready = all(m.has_baseline is not False for m in self.monitors if m.steps)
         if verdict.level is Level.DATA_CHANGED:
-            self._changed = verdict.sentence
-            self._announced = False
+            self._data_change = verdict.sentence
+            self._has_announced = False
             for monitor in self.monitors:
                 monitor.relearn()
-        elif self._changed and not ready and verdict.level is Level.HEALTHY:
-            sentence = f"{self._changed}; new baselines are being taken"
+        elif self._data_change and not ready and verdict.level is Level.HEALTHY:
+            sentence = f"{self._data_change}; new baselines are being taken"
             verdict = Verdict(Level.DATA_CHANGED, sentence, verdict.step, Trouble.DATA_CHANGED)
-        elif ready and not self._announced:
-            self._announced = True
-            self._changed = ""
+        elif ready and not self._has_announced:
+            self._has_announced = True
+            self._data_change = ""
             ranges = [text for m in self.monitors if m.steps and (text := m.allowed())]
             text = f"thresholds: {', '.join(ranges)}; {self.describe_votes()}"
             self.notes += [text] if ranges else []
-            self.notes += [text for m in self.monitors if m.steps and (text := m.dead_threshold())]
+            read = [monitor for monitor in self.monitors if monitor.steps]
+            self.warnings = [warning for m in read if (warning := m.dead_threshold())]
+            self.notes += self.warnings
         verdict = self._hold(verdict)
-        self._compare(verdict)
+        self._update_news(verdict)
         self.verdict = verdict
         return verdict
 
     def _hold(self, verdict: Verdict) -> Verdict:
-        """The last verdict as long as its level lasts, or else the new one."""
+        """Hold the last verdict until its level is left, see the class; return what counts.
+
+        Args:
+            verdict: The verdict on this step alone.
+        """
         is_below = Level.HEALTHY <= verdict.level < self.verdict.level
         self._quiet = self._quiet + 1 if is_below else 0
         if 0 < self._quiet < self._window:
@@ -182,17 +191,17 @@ class Watch:
         self._window = 2 * min(speaking, default=1) - 1
         return verdict
 
-    def _compare(self, verdict: Verdict) -> None:
-        """Note whether a verdict is news after the last one."""
+    def _update_news(self, verdict: Verdict) -> None:
+        """Set `is_news`: whether a verdict says more than the last one."""
         if self.verdict.level is not verdict.level:
             self.is_news = True
-            self._told = verdict.trouble
+            self._gravest = verdict.trouble
             return
         order = list(Trouble)
-        troubles = [trouble for trouble in (verdict.trouble, self._told) if trouble is not None]
+        troubles = [trouble for trouble in (verdict.trouble, self._gravest) if trouble is not None]
         gravest = min(troubles, key=order.index, default=None)
-        self.is_news = gravest is not self._told
-        self._told = gravest
+        self.is_news = gravest is not self._gravest
+        self._gravest = gravest
 
     def describe_votes(self) -> str:
         """How many of the signals that were read make a collapse, in words."""
@@ -276,12 +285,16 @@ class Watch:
         for step in run:
             if not watch.reads(step):
                 continue
-            before = [monitor.steps for monitor in watch.monitors]
+            steps_before = [monitor.steps for monitor in watch.monitors]
             watch.step(step)
-            for monitor, steps, read in zip(watch.monitors, before, readings, strict=True):
-                if monitor.steps > steps and monitor.history:
-                    reading = monitor.reading
-                    read.append(HealthyReading(reading, monitor.baseline, monitor.thresholds()))
+            for index, monitor in enumerate(watch.monitors):
+                if monitor.steps > steps_before[index] and monitor.history:
+                    reading = HealthyReading(
+                        value=monitor.reading,
+                        baseline=monitor.baseline,
+                        thresholds=monitor.thresholds(),
+                    )
+                    readings[index].append(reading)
         needed = 1 + max(monitor.baseline_steps for monitor in watch.monitors)
         if not any(map(is_calibrated, (m for m in watch.monitors if m.steps))):
             keys = dict.fromkeys(m.key for m in watch.monitors if is_calibrated(m))
@@ -308,9 +321,9 @@ class Watch:
         """Verdict and monitors as plain values."""
         return {
             **_pack_verdict(self.verdict),
-            "announced": self._announced,
-            "changed": self._changed,
-            "told": None if self._told is None else self._told.value,
+            "announced": self._has_announced,
+            "changed": self._data_change,
+            "told": None if self._gravest is None else self._gravest.value,
             "window": self._window,
             "quiet": self._quiet,
             "finite": sorted(self._finite),
@@ -321,10 +334,10 @@ class Watch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
         self.verdict = _unpack_verdict(state)
-        self._announced = state["announced"]
-        self._changed = state["changed"]
-        told_trouble = state.get("told")  # states of older versions have none
-        self._told = None if told_trouble is None else Trouble(told_trouble)
+        self._has_announced = state["announced"]
+        self._data_change = state["changed"]
+        gravest = state.get("told")  # states of older versions have none
+        self._gravest = None if gravest is None else Trouble(gravest)
         self._window = state.get("window", 1)
         self._quiet = state.get("quiet", 0)
         self._finite = set(state["finite"])
