@@ -61,6 +61,54 @@ class DecodedResponses(NamedTuple):
     sampler_logprobs: Tensor | None
 
 
+class SlotState(NamedTuple):
+    """The state of all slots, `[S]` each. CUDA graphs require that it changes in place only.
+
+    Attributes:
+        samples: The sample in the slot; `B` in a free one.
+        lengths: Tokens in the cache; 0 in a free slot, like all that follows.
+        n_sampled: Tokens sampled so far.
+        last_tokens: The last of them, which is not in the cache yet.
+        ended: Whether it ended the response, bool.
+    """
+
+    samples: Tensor
+    lengths: Tensor
+    n_sampled: Tensor
+    last_tokens: Tensor
+    ended: Tensor
+
+    @classmethod
+    def free(cls, n_slots: int, *, n_samples: int, device: torch.device) -> "SlotState":
+        """The state of slots that are all free.
+
+        Args:
+            n_slots: Number of slots, `S`.
+            n_samples: Number of samples, `B`.
+            device: Where the state is.
+        """
+        samples = torch.full((n_slots,), n_samples, device=device)
+        return cls(
+            samples=samples,
+            lengths=torch.zeros_like(samples),
+            n_sampled=torch.zeros_like(samples),
+            last_tokens=torch.zeros_like(samples),
+            ended=torch.zeros_like(samples, dtype=torch.bool),
+        )
+
+    def keep(self, index: Tensor, *, n_samples: int) -> None:
+        """Move the slots at `index` to the front, in this order, and free all others.
+
+        Args:
+            index: Slots, `[n]` long.
+            n_samples: Number of samples, `B`.
+        """
+        n_left = len(index)
+        for numbers in self:
+            numbers[:n_left] = numbers[index]
+            numbers[n_left:] = n_samples if numbers is self.samples else 0
+
+
 class Decoder:
     """Samples one response to each prompt, with at most `n_slots` sequences in progress.
 
@@ -142,18 +190,7 @@ class Decoder:
         # Tokens in the cache of the sequences in progress: what the host knows without waiting for
         # the device. There are as many sequences as numbers here.
         self.host_lengths: list[int] = []
-        # The state of the slots, `[S]` each. CUDA graphs require that it changes in place only. A
-        # free slot has these values.
-        # The sample in the slot:
-        self.samples = torch.full((n_rows,), n_samples, device=device)
-        # Tokens in the cache:
-        self.lengths = torch.zeros_like(self.samples)
-        # Tokens sampled so far:
-        self.n_sampled = torch.zeros_like(self.samples)
-        # The last of them, which is not in the cache yet:
-        self.last_tokens = torch.zeros_like(self.samples)
-        # Whether it ended the response:
-        self.ended = torch.zeros_like(self.samples, dtype=torch.bool)
+        self.slots = SlotState.free(n_rows, n_samples=n_samples, device=device)
 
     def _pad_rows(self, n: int) -> int:
         """Number of rows that a step of `n` sequences computes: a multiple may be faster."""
@@ -162,7 +199,7 @@ class Decoder:
     @torch.no_grad()
     def run(self) -> DecodedResponses:
         """Sample all responses, in evaluation mode."""
-        device = self.lengths.device.type
+        device = self.cache.device.type
         with (
             eval_mode(self.model),
             _cast_weights_once(self.model, device),
@@ -199,23 +236,23 @@ class Decoder:
         self.waiting = self.waiting[n_free:]
         lengths = [len(self.prompts[sample]) for sample in samples]
         # a forward of many long prompts would need more memory than scoring does
-        max_tokens = default_tokens_per_forward(self.lengths.device)
+        max_tokens = default_tokens_per_forward(self.cache.device)
         for part in split_by_tokens(lengths, max_tokens):
             first_slot = len(self.host_lengths)
             slots = slice(first_slot, first_slot + len(samples[part]))
             # one copy to the device for both
-            numbers = self.samples.new_tensor([samples[part], lengths[part]])
-            self.samples[slots] = numbers[0]
-            self.lengths[slots] = numbers[1]
+            numbers = self.slots.samples.new_tensor([samples[part], lengths[part]])
+            self.slots.samples[slots] = numbers[0]
+            self.slots.lengths[slots] = numbers[1]
             layout = _PrefillLayout(
-                self.cache, lengths[part], first_slot, device_lengths=self.lengths[slots]
+                self.cache, lengths[part], first_slot, device_lengths=self.slots.lengths[slots]
             )
             input_ids = torch.cat([self.prompts[sample] for sample in samples[part]]).unsqueeze(0)
             position_ids = layout.packed.position_ids
             hidden = run_with_layout(self.trunk, input_ids, position_ids, layout)
             self.host_lengths += lengths[part]
             # the slot was free, but steps may have sampled for it
-            for state in (self.n_sampled, self.last_tokens, self.ended):
+            for state in (self.slots.n_sampled, self.slots.last_tokens, self.slots.ended):
                 state[slots] = 0
             self.sample(hidden[0, layout.last_tokens], slots)
 
@@ -224,7 +261,7 @@ class Decoder:
         n = len(self.host_lengths)
         if self.graphs is None and not self.cache.varlen_obstacle:
             self.graphs = RowGraphs(self._decode, self.trunk, self._graph_settings())
-        elif self.graphs is None and self.lengths.device.type == "cuda":
+        elif self.graphs is None and self.cache.device.type == "cuda":
             log_once(
                 self.trunk,
                 f"decodes without varlen_attn and CUDA graphs: {self.cache.varlen_obstacle}",
@@ -244,7 +281,7 @@ class Decoder:
         they have not met, and autocast may cast a weight that it then keeps.
         """
         is_compiled = any(module._compiled_call_impl is not None for module in self.trunk.modules())
-        if is_compiled or torch.is_autocast_enabled(self.lengths.device.type):
+        if is_compiled or torch.is_autocast_enabled(self.cache.device.type):
             return None
         return self.options, self.matmul_dtype, torch.is_inference_mode_enabled()
 
@@ -257,16 +294,16 @@ class Decoder:
         whenever a sequence ends, and no sequence is longer than the cache.
         """
         n_rows = self._pad_rows(n)
-        lengths = self.lengths[:n_rows]
+        lengths = self.slots.lengths[:n_rows]
         layout = _DecodeLayout(self.cache, lengths, width or self.cache.capacity)
         # a sequence that has ended goes on until it is released, but learned position embeddings
         # may have no row for what comes after the longest possible response
         positions = lengths.clamp(max=self.cache.capacity - self.release_interval - 1)
-        last_tokens = self.last_tokens[:n_rows].unsqueeze(1)
+        last_tokens = self.slots.last_tokens[:n_rows].unsqueeze(1)
         hidden = run_with_layout(self.trunk, last_tokens, positions.unsqueeze(1), layout)
         self.sample(hidden[:, 0], slice(n))
         # at the end, as RowGraphs requires: until here, a step that raises can be repeated
-        self.lengths[:n] += 1
+        self.slots.lengths[:n] += 1
 
     def sample(self, hidden: Tensor, slots: slice) -> None:
         """Sample the next tokens of some slots.
@@ -275,8 +312,8 @@ class Decoder:
             hidden: Hidden states of the slots' last tokens, `[m, H]`, and then of padding.
             slots: The slots.
         """
-        samples = self.samples[slots]
-        columns = self.n_sampled[slots]
+        samples = self.slots.samples[slots]
+        columns = self.slots.n_sampled[slots]
         # the head multiplies the padding too, for the same reason as the trunk
         logits = logits_from_hidden(self.model, self.head, hidden)[: len(samples)]
         # only the repetition penalty looks at the tokens so far; else spare the gather
@@ -301,17 +338,19 @@ class Decoder:
             )
             self.logprobs[samples, columns] = logprobs[0]
             self.entropy[samples, columns] = entropy[0]
-        self.last_tokens[slots] = tokens
-        self.n_sampled[slots] += 1
+        self.slots.last_tokens[slots] = tokens
+        self.slots.n_sampled[slots] += 1
         # not torch.isin, which waits for the device where there are many EOS tokens
         is_eos = (tokens.unsqueeze(1) == self.eos_token_ids).any(1)
-        self.ended[slots] |= is_eos | (self.n_sampled[slots] >= self.options.max_new_tokens)
+        self.slots.ended[slots] |= is_eos | (
+            self.slots.n_sampled[slots] >= self.options.max_new_tokens
+        )
 
     def release(self) -> None:
         """Free the slots of sequences that have ended, and close the gaps."""
         if self.n_steps % self.release_interval:
             return
-        ended = self.ended[: len(self.host_lengths)].tolist()  # waits for the device
+        ended = self.slots.ended[: len(self.host_lengths)].tolist()  # waits for the device
         n_left = ended.count(False)
         if n_left == len(ended):
             return
@@ -324,13 +363,11 @@ class Decoder:
             order[gap] = mover
         self.host_lengths = [self.host_lengths[slot] for slot in order]
         # one copy to the device for all of them
-        indices = self.samples.new_tensor([*order, *movers, *gaps])
+        indices = self.slots.samples.new_tensor([*order, *movers, *gaps])
         index, sources, targets = torch.split(indices, [n_left, len(gaps), len(gaps)])
         if gaps:
             self.cache.move(sources=sources, targets=targets, width=max(self.host_lengths))
-        for numbers in (self.samples, self.lengths, self.n_sampled, self.last_tokens, self.ended):
-            numbers[:n_left] = numbers[index]
-            numbers[n_left:] = self.n_samples if numbers is self.samples else 0
+        self.slots.keep(index, n_samples=self.n_samples)
 
 
 class KeysAndValues(NamedTuple):
