@@ -109,14 +109,16 @@ class ShardedStrategy(FolderCheckpoints):
         result = {}
         groups = [group for group in optimizer.param_groups if group["params"]]
         for index, group in enumerate(groups):
-            sources = {MASTER_WEIGHTS: [*group["params"]]}
+            tensors_by_key = {MASTER_WEIGHTS: [*group["params"]]}
             if with_moments:
                 for key, value in _known_state(optimizer, group).items():
                     if is_moment(value):
-                        sources[key] = [optimizer.state[p].get(key) for p in group["params"]]
-            size = -(-sum(p.numel() for p in group["params"]) // self.world_size)
+                        # `None` for a parameter that has not been stepped yet
+                        tensors_by_key[key] = [optimizer.state[p].get(key) for p in group["params"]]
+            # ranks have partitions of equal size, the last one padded with zeros
+            size = math.ceil(sum(p.numel() for p in group["params"]) / self.world_size)
             first = self.global_rank * size
-            for key, tensors in sources.items():
+            for key, tensors in tensors_by_key.items():
                 flat = torch.zeros(size)
                 offset = 0
                 for parameter, tensor in zip(group["params"], tensors, strict=True):
@@ -145,25 +147,27 @@ class ShardedStrategy(FolderCheckpoints):
         state: dict[int, dict[str, Any]] = {}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         groups: list[dict[str, Any]] = [{**g, "params": []} for g in saved["param_groups"]]
-        for number, place in enumerate(reader.parameter_ranges()):
+        for number, saved_range in enumerate(reader.parameter_ranges()):
             parameter = parameters[number]
-            rows = local_rows(place.spec.shape, parameter.device_mesh)
-            width = math.prod(place.spec.shape[1:])
+            shape = saved_range.spec.shape
+            group = saved_range.group
+            rows = local_rows(shape, parameter.device_mesh)
+            width = math.prod(shape[1:])
             moments = {}
-            for key in (MASTER_WEIGHTS, *reader.moments(place.group)):
+            for key in (MASTER_WEIGHTS, *reader.moments(group)):
                 target = parameter if key == MASTER_WEIGHTS else torch.zeros_like(parameter)
                 local = local_part(target)
                 elements = reader.read_range(
-                    f"{place.group}.{key}",
-                    start=place.start + rows.start * width,
-                    stop=place.start + rows.stop * width,
+                    f"{group}.{key}",
+                    start=saved_range.start + rows.start * width,
+                    stop=saved_range.start + rows.stop * width,
                 )
                 local.copy_(elements.view(local.shape))
                 if key != MASTER_WEIGHTS:
                     moments[key] = target
             if moments:
-                state[number] = copy_counts(saved["unpartitioned"][place.group]) | moments
-            groups[place.group]["params"].append(number)
+                state[number] = copy_counts(saved["unpartitioned"][group]) | moments
+            groups[group]["params"].append(number)
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
@@ -205,7 +209,8 @@ def shard(network: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None) -> No
     setattr(network, CALL, _apply)
     register_fsdp_forward_method(network, CALL)
     with torch.no_grad():
-        # the first call decides which module is the root: call the network before any of its layers
+        # FSDP makes the module that is called first the root, so the network has to be called
+        # before any of its layers. `int()` stands in for a loss, and computes nothing.
         call(network, int)
 
 
