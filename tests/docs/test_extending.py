@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from lit_callbacks import Level, Watch
 from lit_rlhf.data import TextContract
 from tests.support.docs_running import read_page_commands, run_small
 from tests.support.tiny_runs import logged
@@ -70,6 +71,33 @@ def test_estimator_of_a_subclass_takes_the_place_of_another(train: Callable[[str
     # the returns are 1 and 3
     advantages = MeanBaselinePPO.critic_free_advantages(None, rollouts, rewards, mask)
     assert advantages.tolist() == [[-1.0, -1.0], [1.0, 0.0]]
+
+
+@pytest.mark.usefixtures("workspace")
+def test_objective_of_a_subclass_weighs_tokens_by_capped_ratios() -> None:
+    from my_objective import CappedWeightPPO  # type: ignore[import-not-found]
+
+    logprobs = torch.tensor([[3.0, 0.5]]).log().requires_grad_()
+    experience = SimpleNamespace(
+        old_logprobs=torch.zeros(1, 2),
+        advantages=torch.tensor([[1.0, -1.0]]),
+        loss_mask=torch.tensor([[True, True]]),
+    )
+    loss = CappedWeightPPO.policy_objective(None, logprobs, experience, torch.tensor(2.0)).loss
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    # -A min(ratio, 2) / 2 for the ratios 3 and 0.5
+    assert gradient[0].tolist() == pytest.approx([-1.0, 0.25])
+
+
+@pytest.mark.usefixtures("workspace")
+def test_monitor_of_two_metrics_collapses_at_their_difference() -> None:
+    from my_monitors import GoldGapMonitor  # type: ignore[import-not-found]
+
+    watch = Watch([GoldGapMonitor(high=0.5)])
+    gaps = (0.1, 0.6, 0.7)
+    levels = [watch.step({"rollout/score": 1 + gap, "rollout/gold": 1.0}).level for gap in gaps]
+    assert levels[-1] is Level.COLLAPSED
+    assert levels[0] is Level.HEALTHY
 
 
 def test_optimizer_of_a_subclass_trains(train: Callable[[str], Ran]) -> None:
