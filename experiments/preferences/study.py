@@ -228,10 +228,14 @@ class Preferences(Benchmark):
 
 def agreement(row: dict[str, Any]) -> float:
     """Share of pairs in which the judge agrees with people, from its row of the rejected side."""
-    found = row["against_baseline"]
-    if found is None:
+    comparison = row["against_baseline"]
+    if comparison is None:
         return 0.0
-    return float((found["lose"] + found["tie"] / 2) * found["n"] / (found["n"] + row["invalid"]))
+    return float(
+        (comparison["lose"] + comparison["tie"] / 2)
+        * comparison["n"]
+        / (comparison["n"] + row["invalid"])
+    )
 
 
 def relevance(encoder: str, folder: str, output: str, sides: list[str]) -> None:
@@ -403,12 +407,14 @@ def format_tables(results: Mapping[str, Any]) -> str:
 def format_agreement(name: str, row: dict[str, Any]) -> str:
     """Say how far the judge agrees with people, and whether it was asked about policies."""
     share = agreement(row)
-    found = row["against_baseline"]
+    comparison = row["against_baseline"]
     bias = row["position_bias"]
-    kept = "asked" if share >= LEAST_AGREEMENT else "dropped by the rule"
-    text = f"The judge, {name}, agrees with people on {share:.0%} of the pairs: {kept}.\n"
-    if found is not None:  # else bias is None too
-        agreed, opposed, tied = (round(found[k] * found["n"]) for k in ("lose", "win", "tie"))
+    consequence = "asked" if share >= LEAST_AGREEMENT else "dropped by the rule"
+    text = f"The judge, {name}, agrees with people on {share:.0%} of the pairs: {consequence}.\n"
+    if comparison is not None:  # else bias is None too
+        agreed, opposed, tied = (
+            round(comparison[k] * comparison["n"]) for k in ("lose", "win", "tie")
+        )
         text += (
             f"It chose as people in {agreed} pairs and against them in {opposed}, tied in {tied} "
             f"and gave no valid reply in {row['invalid']}. In {bias['first']:.0%}\nof the valid "

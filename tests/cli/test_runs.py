@@ -72,12 +72,12 @@ def test_last_takes_the_newest_checkpoint(root: Path, caplog: pytest.LogCaptureF
     fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
     assert "no checkpoint in run/checkpoints; the run starts from the beginning" in caplog.text
     assert checkpoints() == ["batch=3.ckpt", "batch=4.ckpt"]
-    whole = weights()
+    first_weights = weights()
     Path("run/checkpoints/batch=4.ckpt").unlink()  # as if killed after the third batch
     forget()
     fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
     assert "Restored all states from the checkpoint at run/checkpoints/batch=3.ckpt" in caplog.text
-    assert weights() == whole
+    assert weights() == first_weights
     assert checkpoints() == ["batch=3.ckpt", "batch=4.ckpt"]
 
 
@@ -95,7 +95,7 @@ def test_empty_volume_at_the_checkpoints_is_no_earlier_run(root: Path) -> None:
 
 def test_damaged_last_offers_the_one_before(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(root, callbacks=[KEEP_EACH])
-    whole = weights()
+    first_weights = weights()
     Path("model/model.safetensors").unlink()
     path = Path("run/checkpoints/batch=4.ckpt")
     path.write_bytes(path.read_bytes()[:-1000])
@@ -106,7 +106,7 @@ def test_damaged_last_offers_the_one_before(root: Path, capsys: pytest.CaptureFi
 
     assert not Path("model/model.safetensors").exists()
     fit(root, "--ckpt_path", "run/checkpoints/batch=3.ckpt", callbacks=[KEEP_EACH])
-    assert weights() == whole
+    assert weights() == first_weights
 
 
 def test_last_is_the_newest_whoever_saved_it(root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -115,23 +115,24 @@ def test_last_is_the_newest_whoever_saved_it(root: Path, caplog: pytest.LogCaptu
     assert checkpoints() == ["epoch=0-step=4.ckpt"]
     elsewhere = {"dirpath": "elsewhere", "filename": "best", "save_last": True}
     usual = "lightning.pytorch.callbacks.ModelCheckpoint"
-    both = [{"class_path": usual, "init_args": elsewhere}, KEEP_EACH]
-    fit(root, "--ckpt_path", "last", callbacks=both, max_epochs=2)
+    two_checkpoint_callbacks = [{"class_path": usual, "init_args": elsewhere}, KEEP_EACH]
+    fit(root, "--ckpt_path", "last", callbacks=two_checkpoint_callbacks, max_epochs=2)
     assert "Restored all states from the checkpoint at run/checkpoints/epoch=0" in caplog.text
     os.utime("elsewhere/best.ckpt", (10**10, 10**10))
     forget()
-    fit(root, "--ckpt_path", "last", callbacks=both, max_epochs=2)
+    fit(root, "--ckpt_path", "last", callbacks=two_checkpoint_callbacks, max_epochs=2)
     matches = re.findall(r"Restored all states from the checkpoint at (\S+)", caplog.text)
     assert Path(matches[-1]).resolve() == Path("elsewhere/best.ckpt").resolve()
 
 
 def test_run_resumed_at_its_very_end_leaves_its_model_with_metrics_in_the_card(root: Path) -> None:
     fit(root, callbacks=[KEEP_EACH])
-    whole, card = weights(), Path("model/README.md").read_text()
+    first_weights = weights()
+    card = Path("model/README.md").read_text()
     assert "`sft/loss`" in card
     Path("model/model.safetensors").unlink()  # as if killed before it was there
     fit(root, "--ckpt_path", "last", callbacks=[KEEP_EACH])
-    assert (weights(), Path("model/README.md").read_text()) == (whole, card)
+    assert (weights(), Path("model/README.md").read_text()) == (first_weights, card)
 
 
 def contents() -> dict[str, tuple[int, bytes]]:
@@ -147,10 +148,10 @@ def killed(*_: object) -> None:
 def test_finished_run_says_so_and_writes_none(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     keep = KEEP_EACH | {"init_args": {"every_n_batches": 3}}
     fit(root, callbacks=[keep])  # also without --ckpt_path
-    before = contents()
+    first_content = contents()
     fit(root, "--ckpt_path", "last", callbacks=[keep])
     assert "The run is finished, and its model is in model" in caplog.text
-    assert contents() == before
+    assert contents() == first_content
 
     # a longer run is another command
     fit(root, "--ckpt_path", "last", callbacks=[keep], max_epochs=2)
@@ -181,12 +182,12 @@ def test_finished_run_whose_checkpoints_are_gone_says_only_that_it_is_finished(
 def test_last_spares_another_model(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rate = "--model.optimizer.learning_rate=0.5"  # another command
     fit(root)
-    whole = weights()
+    first_weights = weights()
     error = fit_error(capsys, root, "--ckpt_path", "last", rate, callbacks=[KEEP_EACH])
     assert "model: expected no earlier run" in error
-    assert weights() == whole
+    assert weights() == first_weights
     fit(root, "--ckpt_path", "last", rate, "--overwrite", callbacks=[KEEP_EACH])
-    assert weights() != whole
+    assert weights() != first_weights
 
 
 class Interrupting(Callback):
@@ -291,35 +292,36 @@ named_fit_error = partial(fit_command.capture_usage_error, fit_named)
 
 def test_earlier_run_is_replaced_if_asked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit_named(root, "--model.optimizer.learning_rate", "1.0e-3")
-    before, first = content(Path("runs")), logged(Path("runs/logs/sft"))["sft/loss"]
+    first_content = content(Path("runs"))
+    first_losses = logged(Path("runs/logs/sft"))["sft/loss"]
 
     error = named_fit_error(capsys, root, "--model.optimizer.learning_rate", "2.0e-3")
     assert f"runs/sft and runs/logs/sft and runs/logs/sft/checkpoints: {EARLIER}" in error
     for way in ("--name NAME", "--ckpt_path last", "--overwrite"):
         assert way in error
-    assert content(Path("runs")) == before
+    assert content(Path("runs")) == first_content
 
     fit_named(root, "--model.optimizer.learning_rate", "2.0e-3", "--name", "faster")
-    assert before.items() <= content(Path("runs")).items()
-    assert logged(Path("runs/logs/faster"))["sft/loss"][1] != first[1]
+    assert first_content.items() <= content(Path("runs")).items()
+    assert logged(Path("runs/logs/faster"))["sft/loss"][1] != first_losses[1]
     faster = Path("runs/faster/model.safetensors").read_bytes()
-    assert faster != before["sft/model.safetensors"]
+    assert faster != first_content["sft/model.safetensors"]
 
     fit_named(root, "--ckpt_path", "last", "--model.optimizer.learning_rate", "1.0e-3")  # finished
-    assert before.items() <= content(Path("runs")).items()
+    assert first_content.items() <= content(Path("runs")).items()
 
 
 def test_other_run_replaces_no_model(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("sft", "other"):
         fit_named(root, "--name", name, "--model.optimizer.learning_rate", "1.0e-3")
     (checkpoint,) = Path("runs/logs/other/checkpoints").iterdir()
-    before = content(Path("runs"))
+    first_content = content(Path("runs"))
     more = ["--ckpt_path", str(checkpoint), "--trainer.max_epochs", "2"]
     error = named_fit_error(capsys, root, *more)
     assert f"runs/sft and runs/logs/sft and runs/logs/sft/checkpoints: {EARLIER}" in error
-    assert content(Path("runs")) == before
+    assert content(Path("runs")) == first_content
     fit_named(root, *more, "--name", "third")
-    assert before.items() <= content(Path("runs")).items()
+    assert first_content.items() <= content(Path("runs")).items()
 
 
 def test_overwrite_deletes_no_checkpoint_of_another_run_and_no_copy(root: Path) -> None:
@@ -335,35 +337,37 @@ def test_overwrite_deletes_no_checkpoint_of_another_run_and_no_copy(root: Path) 
     copy = Path("all/best.ckpt")
     copy.write_bytes(Path("all/batch=2-v1.ckpt").read_bytes())
     Path("all/notes.ckpt").write_text("no checkpoint")
-    others = {name: Path("all", name).read_bytes() for name in ("batch=2.ckpt", "best.ckpt")}
+    other_files = {name: Path("all", name).read_bytes() for name in ("batch=2.ckpt", "best.ckpt")}
 
     fit_named(root, "--overwrite", "--trainer.max_steps", "1", *flags)
-    left = sorted(path.name for path in Path("all").glob("*.ckpt"))
-    assert left == ["batch=1.ckpt", "batch=2.ckpt", "best.ckpt", "notes.ckpt"]
-    assert {name: Path("all", name).read_bytes() for name in others} == others
+    remaining = sorted(path.name for path in Path("all").glob("*.ckpt"))
+    assert remaining == ["batch=1.ckpt", "batch=2.ckpt", "best.ckpt", "notes.ckpt"]
+    assert {name: Path("all", name).read_bytes() for name in other_files} == other_files
 
 
 def test_overwrite_replaces_model_and_log(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit_named(root, "--model.optimizer.learning_rate", "1.0e-3")
     Path("runs/logs/sft/notes.txt").write_text("mine")
     Path("runs/logs/sft/samples.jsonl").write_text("of the earlier run")
-    before = content(Path("runs"))
+    first_content = content(Path("runs"))
     with pytest.raises((RecordError, SystemExit)):  # a run that does not start deletes nothing
         fit_named(root, "--overwrite", "--data.init_args.train_sources", '[{"path": "lost.jsonl"}]')
-    content_before = content(Path("runs"))
+    content_after_refusal = content(Path("runs"))
     changed = {
-        name for name in before if "finished" not in name and before[name] != content_before[name]
+        name
+        for name in first_content
+        if "finished" not in name and first_content[name] != content_after_refusal[name]
     }
     assert changed <= {"logs/sft/config.yaml"}
 
     fit_named(root, "--overwrite", "--model.optimizer.learning_rate", "2.0e-3")
     events = list(Path("runs/logs/sft").glob("events.out.tfevents.*"))
     assert len(events) == 1
-    assert str(events[0]) not in before
+    assert str(events[0]) not in first_content
     assert [p.name for p in Path("runs/logs/sft/checkpoints").iterdir()] == ["epoch=0-step=2.ckpt"]
     assert Path("runs/logs/sft/notes.txt").read_text() == "mine"
     assert not Path("runs/logs/sft/samples.jsonl").exists()
-    assert content(Path("runs"))["sft/model.safetensors"] != before["sft/model.safetensors"]
+    assert content(Path("runs"))["sft/model.safetensors"] != first_content["sft/model.safetensors"]
 
 
 @pytest.mark.filterwarnings("ignore:Total length of .* across ranks is zero")  # no validation data

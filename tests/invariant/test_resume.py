@@ -79,7 +79,7 @@ def reward(root: Path, **options: Any) -> tuple[LightningModule, LightningDataMo
 
 
 def ppo(root: Path, **options: Any) -> tuple[LightningModule, LightningDataModule]:
-    own = ppo_options(
+    defaults = ppo_options(
         root,
         minibatches={"minibatch_size": 1},
         policy_optimizer={"lr_scheduler": "cosine_with_min_lr"},
@@ -87,7 +87,7 @@ def ppo(root: Path, **options: Any) -> tuple[LightningModule, LightningDataModul
         **MOVING,
     )
     data = prompts(root, ptx=True, batch_size=BATCH, samples_per_epoch=10)
-    return PPOModule(**nested(own, options)), data
+    return PPOModule(**nested(defaults, options)), data
 
 
 def rloo(root: Path) -> tuple[LightningModule, LightningDataModule]:
@@ -144,14 +144,14 @@ def whole_runs(
 def test_resumed_run_ends_like_the_whole(
     dropout_root: Path, tmp_path: Path, stage: str, whole_runs: Callable[[str], FinishedRun]
 ) -> None:
-    whole = whole_runs(stage)
+    uninterrupted = whole_runs(stage)
     torch.manual_seed(99)  # a new process stands elsewhere in its random stream
-    resumed = run(stage, dropout_root, tmp_path, ckpt_path=whole.checkpoint)
-    assert_equal_states(copy_state(resumed.module), copy_state(whole.module))
-    torch.testing.assert_close(resumed.states, whole.states, rtol=0, atol=0)
+    resumed = run(stage, dropout_root, tmp_path, ckpt_path=uninterrupted.checkpoint)
+    assert_equal_states(copy_state(resumed.module), copy_state(uninterrupted.module))
+    torch.testing.assert_close(resumed.states, uninterrupted.states, rtol=0, atol=0)
     # the run went on after the checkpoint, and the checkpoint is not the end
-    saved = torch.load(whole.checkpoint, weights_only=True)["state_dict"]
-    end = whole.module.state_dict()
+    saved = torch.load(uninterrupted.checkpoint, weights_only=True)["state_dict"]
+    end = uninterrupted.module.state_dict()
     assert len([name for name in saved if not torch.equal(saved[name], end[name])]) > 10
 
 
@@ -213,8 +213,8 @@ def run_sft(
 ) -> StoppedRun:
     """SFT of twelve batches with a validation after every second one, up to `stop`."""
     module, data = sft(root)
-    place = folder / "none.ckpt" if stop is None else folder / f"{stop.batches}.ckpt"
-    callback = SaveAndDie(stop or Stop("never", 0), place)
+    checkpoint = folder / "none.ckpt" if stop is None else folder / f"{stop.batches}.ckpt"
+    callback = SaveAndDie(stop or Stop("never", 0), checkpoint)
     with suppress(Killed):
         fit_module(
             module,
@@ -227,14 +227,14 @@ def run_sft(
             log_every_n_steps=1,
             val_check_interval=val_check_interval,
         )
-    return StoppedRun(module=module, batches=callback.steps, checkpoint=place)
+    return StoppedRun(module=module, batches=callback.steps, checkpoint=checkpoint)
 
 
 @pytest.fixture(scope="module")
 def whole_sft(root: Path, tmp_path_factory: pytest.TempPathFactory) -> StoppedRun:
-    whole = run_sft(root, tmp_path_factory.mktemp("whole"), stop=None, ckpt_path=None)
-    assert whole.batches == list(range(12))
-    return whole
+    uninterrupted = run_sft(root, tmp_path_factory.mktemp("whole"), stop=None, ckpt_path=None)
+    assert uninterrupted.batches == list(range(12))
+    return uninterrupted
 
 
 @pytest.mark.parametrize(
@@ -329,9 +329,9 @@ def test_a_validation_that_draws_changes_no_training(root: Path, tmp_path: Path,
             fit_module(module, data, tmp_path, callbacks=[callback], ckpt_path=ckpt_path, **options)
         return module
 
-    whole = go(0)
+    uninterrupted = go(0)
     go(5)  # the last batch of an epoch, before its validation or after it
-    assert_equal_states(copy_state(go(0, tmp_path / "stopped.ckpt")), copy_state(whole))
+    assert_equal_states(copy_state(go(0, tmp_path / "stopped.ckpt")), copy_state(uninterrupted))
 
 
 class EpochEnds(Callback):
@@ -430,14 +430,14 @@ def run_validated(stage: str, root: Path, folder: Path, killed_after: Sequence[i
 def test_run_that_is_killed_before_a_validation_leaves_what_the_whole_run_leaves(
     root: Path, tmp_path: Path, stage: str, killed_after: list[int]
 ) -> None:
-    whole = run_validated(stage, root, tmp_path / "whole", [])
-    assert VALIDATED_RUNS[stage]["metric"] in whole.scalars
+    uninterrupted = run_validated(stage, root, tmp_path / "whole", [])
+    assert VALIDATED_RUNS[stage]["metric"] in uninterrupted.scalars
     resumed = run_validated(stage, root, tmp_path / "resumed", killed_after)
     # the paths of the two runs
     files = {
         name: content.replace(b"/resumed/", b"/whole/") for name, content in resumed.files.items()
     }
-    assert resumed._replace(files=files) == whole
+    assert resumed._replace(files=files) == uninterrupted
 
 
 def test_checkpoint_holds_state_and_no_frozen_weights(
@@ -470,15 +470,16 @@ def test_configured_optimizer_beats_the_saved(root: Path, tmp_path: Path, schedu
     def rates(options: dict[str, Any], **arguments: Any) -> dict[int, list[tuple[float, float]]]:
         optimizer = {"learning_rate": 1e-3, "lr_scheduler": schedule, **options}
         module = SFTModule(str(root / "policy"), optimizer=optimizer)
-        data, seen = demonstrations(root, batch_size=BATCH), Rates()
-        callbacks = [SaveOnce(tmp_path), seen]
+        data = demonstrations(root, batch_size=BATCH)
+        recorder = Rates()
+        callbacks = [SaveOnce(tmp_path), recorder]
         fit_module(module, data, tmp_path, max_epochs=2, callbacks=callbacks, **arguments)
-        return seen.seen
+        return recorder.seen
 
-    other = {"learning_rate": 4e-4, "weight_decay": 0.3}
-    expected = rates(other)
+    changed_options = {"learning_rate": 4e-4, "weight_decay": 0.3}
+    expected = rates(changed_options)
     rates({})  # leaves the checkpoint
-    resumed = rates(other, ckpt_path=tmp_path / "stopped.ckpt")
+    resumed = rates(changed_options, ckpt_path=tmp_path / "stopped.ckpt")
     assert resumed == {batch: expected[batch] for batch in range(STOPPED_AT, 8)}
     assert resumed[7][0][1] == 0.3
 
@@ -491,9 +492,10 @@ def test_lowered_learning_rate_stays_until_another_is_set(root: Path, tmp_path: 
     def last_rate(rate: float, decay: float, *callbacks: Callback, **arguments: Any) -> float:
         options = {"learning_rate": rate, "weight_decay": decay, "lr_scheduler": "constant"}
         module = SFTModule(str(root / "policy"), optimizer=options)
-        data, seen = demonstrations(root, batch_size=BATCH), Rates()
-        fit_module(module, data, tmp_path, callbacks=[*callbacks, seen], **arguments)
-        return seen.seen[3][0][0]
+        data = demonstrations(root, batch_size=BATCH)
+        recorder = Rates()
+        fit_module(module, data, tmp_path, callbacks=[*callbacks, recorder], **arguments)
+        return recorder.seen[3][0][0]
 
     halving = LambdaCallback(on_train_batch_end=halve)
     assert last_rate(1e-3, 0.0, halving, SaveOnce(tmp_path)) == 5e-4
@@ -508,13 +510,15 @@ def test_configured_kl_coefficient_beats_the_saved(
     checkpoint = whole_runs("ppo").checkpoint
     saved = float(torch.load(checkpoint, weights_only=True)["state_dict"]["kl_coef"])
     assert saved != 0.05
-    seen: list[float] = []
-    start = LambdaCallback(on_train_batch_start=lambda _, m, *__: seen.append(float(m.ppo.kl_coef)))
+    kl_coefs: list[float] = []
+    start = LambdaCallback(
+        on_train_batch_start=lambda _, m, *__: kl_coefs.append(float(m.ppo.kl_coef))
+    )
     for kl_coef, expected in ((0.05, saved), (0.2, 0.2)):
         module, data = ppo(dropout_root, **{"reward_shaping.kl_coef": kl_coef})
-        seen.clear()
+        kl_coefs.clear()
         fit_module(module, data, tmp_path, max_epochs=1, callbacks=[start], ckpt_path=checkpoint)
-        assert seen[0] == expected
+        assert kl_coefs[0] == expected
 
 
 # stage, options of its module, attributes of its data, arguments of the Trainer, what is listed

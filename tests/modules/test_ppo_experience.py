@@ -63,23 +63,23 @@ def estimates_of(rollouts: RolloutBatch) -> TokenStatistics:
     def numbers() -> Tensor:
         return torch.randn(shape, generator=generator).masked_fill(~mask, 0.0)
 
-    after = torch.randn(shape[0], generator=generator)
+    by_response = torch.randn(shape[0], generator=generator)
     return TokenStatistics(
         logprobs=-numbers().abs(),
         ref_logprobs=-numbers().abs(),
         entropy=numbers().abs(),
         values=numbers(),
-        next_values=after,
-        ref_prompt_entropy=after,
+        next_values=by_response,
+        ref_prompt_entropy=by_response,
     )
 
 
 def test_sampling_is_on_and_follows_the_seed(root: Path, batch: PromptBatch) -> None:
     module = PPOModule(**ppo_options(root))
-    one, again, other = (module.ppo.rollout(batch, seed=seed) for seed in (1, 1, 2))
-    for field, same in zip(one[:5], again[:5], strict=True):
-        assert torch.equal(field, same)
-    assert not torch.equal(one.response_ids[:, :1], other.response_ids[:, :1])
+    rollouts, repeated, other_seed = (module.ppo.rollout(batch, seed=seed) for seed in (1, 1, 2))
+    for field, repeated_field in zip(rollouts[:5], repeated[:5], strict=True):
+        assert torch.equal(field, repeated_field)
+    assert not torch.equal(rollouts.response_ids[:, :1], other_seed.response_ids[:, :1])
 
 
 def test_an_update_learns_from_prompts_with_unlike_scores(root: Path, tmp_path: Path) -> None:
@@ -124,22 +124,22 @@ def test_draws_depend_on_seed_iteration_and_rank() -> None:
 
 
 def test_an_iteration_returns_scores_and_lengths_for_callbacks(root: Path, tmp_path: Path) -> None:
-    returned, made = [], []
+    outputs_of_steps, rollouts_of_steps = [], []
 
     class Watched(PPO):
         def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
             rollouts = super().rollout(batch, seed)
             if self.training:
-                made.append(rollouts)
+                rollouts_of_steps.append(rollouts)
             return rollouts
 
     outputs = LambdaCallback(
-        on_train_batch_end=lambda _, __, step_outputs, *___: returned.append(step_outputs)
+        on_train_batch_end=lambda _, __, step_outputs, *___: outputs_of_steps.append(step_outputs)
     )
     options = {"rewards": {"tests.support.reward_functions:ended": 2.0}, "critic_init": "policy"}
     module = with_algorithm(Watched)(**ppo_options(root, **options))
     fit_module(module, prompts(root), tmp_path, callbacks=[outputs])
-    for step_outputs, rollouts in zip(returned, made, strict=True):
+    for step_outputs, rollouts in zip(outputs_of_steps, rollouts_of_steps, strict=True):
         assert step_outputs["response_lengths"].tolist() == rollouts.response_mask.sum(1).tolist()
         assert step_outputs["scores"].tolist() == (4.0 * rollouts.terminated - 2.0).tolist()
 
@@ -171,14 +171,14 @@ def test_scores_are_reparameterized_by_the_moments_of_the_whole_stream(
     shaping = {"normalization": normalization, "scaling": scaling, "clip": clip}
     module = PPOModule(**ppo_options(root, reward_shaping=shaping))
     if normalization:  # a single response has a reward
-        one = PPOModule(**ppo_options(root, reward_shaping=shaping))
-        assert one.ppo.reparameterize(torch.tensor([3.0])).tolist() == [0.0]
-    seen = [1.0, 4.0, -2.0, 7.0, 0.5]
-    module.ppo.reparameterize(torch.tensor(seen[:3]))
-    actual = module.ppo.reparameterize(torch.tensor(seen[3:])).tolist()
-    mean = sum(seen) / 5
-    std = (sum((x - mean) ** 2 for x in seen) / 5) ** 0.5
-    for shaped, score in zip(actual, seen[3:], strict=True):
+        fresh = PPOModule(**ppo_options(root, reward_shaping=shaping))
+        assert fresh.ppo.reparameterize(torch.tensor([3.0])).tolist() == [0.0]
+    scores = [1.0, 4.0, -2.0, 7.0, 0.5]
+    module.ppo.reparameterize(torch.tensor(scores[:3]))
+    actual = module.ppo.reparameterize(torch.tensor(scores[3:])).tolist()
+    mean = sum(scores) / 5
+    std = (sum((x - mean) ** 2 for x in scores) / 5) ** 0.5
+    for shaped, score in zip(actual, scores[3:], strict=True):
         expected = (score - mean * normalization) / (std if normalization or scaling else 1.0)
         if clip is not None:
             expected = min(max(expected, -clip), clip)
@@ -247,11 +247,11 @@ def test_the_critic_has_no_dropout(tmp_path: Path) -> None:
     folder = write_models(write_data(tmp_path), with_dropout("gpt2"))
     module = PPOModule(**ppo_options(folder)).train()
     rollouts = rollouts_of(first_batch(prompts(folder), folder), [True, False], [3, 2])
-    one, other = (
+    first_values, second_values = (
         response_values(module.critic, rollouts.sequence_ids, rollouts.sequence_mask, 3)
         for _ in range(2)
     )
-    assert torch.equal(one[rollouts.response_mask], other[rollouts.response_mask])
+    assert torch.equal(first_values[rollouts.response_mask], second_values[rollouts.response_mask])
 
 
 def test_iterations_draw_anew_and_validations_alike(root: Path, tmp_path: Path) -> None:
@@ -267,9 +267,9 @@ def test_iterations_draw_anew_and_validations_alike(root: Path, tmp_path: Path) 
     fit_module(module, prompts(root, batch_size=4), tmp_path, max_epochs=2, limit_val_batches=2)
     assert (int(module.ppo.iteration), len(set(iterations))) == (4, 4)
     # the first validation samples the responses of the start too
-    one, other = seeds[0], seeds[2]
-    assert one != other
-    assert seeds == [one, one, other, other, one, other]
+    first_seed, second_seed = seeds[0], seeds[2]
+    assert first_seed != second_seed
+    assert seeds == [first_seed, first_seed, second_seed, second_seed, first_seed, second_seed]
 
 
 @pytest.mark.parametrize(

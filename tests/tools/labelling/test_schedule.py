@@ -126,12 +126,12 @@ def test_sides_depend_on_the_seed_alone_and_are_balanced(
 def test_share_is_asked_again_with_others_between(stores: list[LabelStore], tmp_path: Path) -> None:
     schedule = make_schedule(stores, tmp_path, make_comparisons(60), repeat_share=0.25)
     done = work(schedule, "ann")
-    repeats = [place for place, task in enumerate(done) if task.repeat]
+    repeats = [position for position, task in enumerate(done) if task.repeat]
     assert 5 <= len(repeats) <= 27  # four standard deviations around 15
-    for place in repeats:
-        first = done.index(done[place]._replace(repeat=False))
+    for position in repeats:
+        first = done.index(done[position]._replace(repeat=False))
         # the last ones have nothing left to come between
-        assert place - first > REPEAT_AFTER or place >= len(done) - len(repeats)
+        assert position - first > REPEAT_AFTER or position >= len(done) - len(repeats)
     labels = stores[0].labels
     sides = {(label.comparison, label.repeat): label.left for label in labels}
     assert all(
@@ -168,9 +168,9 @@ def test_equal_responses_are_ties_that_nobody_sees(
     stores: list[LabelStore], tmp_path: Path
 ) -> None:
     comparisons = make_comparisons(6)
-    for place in (1, 4):
-        text = f"{comparisons[place].response_a} "
-        comparisons[place] = replace(comparisons[place], response_b=text)
+    for position in (1, 4):
+        text = f"{comparisons[position].response_a} "
+        comparisons[position] = replace(comparisons[position], response_b=text)
     schedule = make_schedule(stores, tmp_path, comparisons)
     assert len(work(schedule, "ann", 2)) == 2
     noted = [label for label in stores[0].labels if label.annotator is None]
