@@ -342,9 +342,8 @@ class Decoder:
         self.slots.n_sampled[slots] += 1
         # not torch.isin, which waits for the device where there are many EOS tokens
         is_eos = (tokens.unsqueeze(1) == self.eos_token_ids).any(1)
-        self.slots.ended[slots] |= is_eos | (
-            self.slots.n_sampled[slots] >= self.options.max_new_tokens
-        )
+        is_last = self.slots.n_sampled[slots] >= self.options.max_new_tokens
+        self.slots.ended[slots] |= is_eos | is_last
 
     def release(self) -> None:
         """Free the slots of sequences that have ended, and close the gaps."""

@@ -95,11 +95,11 @@ def test_folder_of_runs_is_watched_run_by_run(tmp_path: Path, capsys: Any) -> No
     calm = {key: [value] * 12 for key, value in CALM.items()}
     write_run(tmp_path / "logs/ppo", calm)
     write_run(tmp_path / "logs/sft", {"sft/loss": [1.0] * 3})
-    first, second = (str(tmp_path / "logs" / name) for name in ("ppo", "sft"))
-    assert watch_logs([str(tmp_path / "logs")]) == {first: Level.HEALTHY}
-    assert f"{second}: left out, it logs nothing that is watched\n" in capsys.readouterr().out
+    ppo_log, sft_log = (str(tmp_path / "logs" / name) for name in ("ppo", "sft"))
+    assert watch_logs([str(tmp_path / "logs")]) == {ppo_log: Level.HEALTHY}
+    assert f"{sft_log}: left out, it logs nothing that is watched\n" in capsys.readouterr().out
     with pytest.raises(ValueError, match="sft: expected one of"):
-        watch_logs([second])
+        watch_logs([sft_log])
 
 
 def test_line_feed_in_a_name_breaks_no_line(tmp_path: Path, capsys: Any) -> None:
@@ -242,15 +242,15 @@ def test_unknown_names_are_mapped(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_growing_log_is_read(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "log.jsonl"
     file.write_text("")
-    left = [json.dumps(record) + "\n" for record in RECORDS]
+    unwritten_lines = [json.dumps(record) + "\n" for record in RECORDS]
 
     def sleep(seconds: float) -> None:
         assert seconds == 2.0
-        if not left:
+        if not unwritten_lines:
             raise KeyboardInterrupt
         with file.open("a") as log:
-            log.writelines(left[:4])
-        del left[:4]
+            log.writelines(unwritten_lines[:4])
+        del unwritten_lines[:4]
 
     monkeypatch.setattr("lit_callbacks.logs.time.sleep", sleep)
     assert watch_logs([str(file)], follow=2.0) == {str(file): Level.COLLAPSED}
@@ -382,13 +382,13 @@ def test_replay_repeats_the_detector(detected: tuple[Path, Watch]) -> None:
 def test_other_votes_give_another_verdict(detected: tuple[Path, Watch]) -> None:
     folder, _ = detected
 
-    def first(votes: int) -> int:
+    def collapse_step(votes: int) -> int:
         replayed = replay_run(str(folder), monitors(), votes)
         return next(j.step for j in replayed if j.verdict.level is Level.COLLAPSED)
 
     # by hand: rewards are beyond their threshold from 17 on, KL from 20 on, length from 21 on, and
     # each votes at the second step beyond it; KL is needed in any case
-    assert [first(1), first(2), first(3)] == [21, 21, 22]
+    assert [collapse_step(1), collapse_step(2), collapse_step(3)] == [21, 21, 22]
 
 
 def test_a_metric_that_was_not_logged_is_named(detected: tuple[Path, Watch]) -> None:

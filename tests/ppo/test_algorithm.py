@@ -38,7 +38,13 @@ def ppo() -> PPO:
 def prompts() -> PromptBatch:
     ids = torch.tensor([[5, 6, 7], [0, 8, 9]])
     mask = torch.tensor([[True] * 3, [False, True, True]])
-    return PromptBatch(ids, mask, ["a", "b"], torch.arange(2), [{}, {}])
+    return PromptBatch(
+        input_ids=ids,
+        attention_mask=mask,
+        texts=["a", "b"],
+        index=torch.arange(2),
+        fields=[{}, {}],
+    )
 
 
 def test_phases_run_without_a_trainer(ppo: PPO, prompts: PromptBatch) -> None:
@@ -205,20 +211,25 @@ def test_score_in_two_parts_logs_what_one_call_logs(ppo: PPO, prompts: PromptBat
     mask = torch.tensor([[True] * LENGTH, [True] + [False] * (LENGTH - 1)])
     rollouts = rollouts._replace(response_mask=mask)
     estimates = ppo.estimate(rollouts)
-    once = Collected(prompts, rollouts, ppo.score(rollouts, prompts), estimates)
-    whole = ppo.measure(once).compute()
+    scored_at_once = Collected(
+        prompts=prompts,
+        rollouts=rollouts,
+        scores=ppo.score(rollouts, prompts),
+        estimates=estimates,
+    )
+    metrics_at_once = ppo.measure(scored_at_once).compute()
     ppo.__class__ = Halved
-    twice = once._replace(scores=ppo.score(rollouts, prompts))
-    halves = ppo.measure(twice).compute()
-    assert halves == whole
+    scored_in_halves = scored_at_once._replace(scores=ppo.score(rollouts, prompts))
+    metrics_in_halves = ppo.measure(scored_in_halves).compute()
+    assert metrics_in_halves == metrics_at_once
     # the last part alone would be 1
-    assert float(halves["rollout/score/count_tokens"]) == (LENGTH + 1) / 2
+    assert float(metrics_in_halves["rollout/score/count_tokens"]) == (LENGTH + 1) / 2
 
 
 def test_rollouts_stop_at_every_stop_token_of_a_chat_model(ppo: PPO, prompts: PromptBatch) -> None:
-    other = int(ppo.rollout(prompts, seed=1).response_ids[0, 0])
-    assert other != EOS_ID
-    ppo.networks.policy.generation_config = GenerationConfig(eos_token_id=[EOS_ID, other])
+    second_stop = int(ppo.rollout(prompts, seed=1).response_ids[0, 0])
+    assert second_stop != EOS_ID
+    ppo.networks.policy.generation_config = GenerationConfig(eos_token_id=[EOS_ID, second_stop])
     stopped = ppo.rollout(prompts, seed=1)
     assert stopped.response_mask[0].sum() == 1
     assert bool(stopped.terminated[0])
@@ -252,8 +263,8 @@ def test_importance_restores_the_gradient_of_the_policy(
 ) -> None:
     # all tokens, each weighted by how often the sampler draws it: an expectation without noise
     generator = torch.Generator().manual_seed(0)
-    other = torch.randn(VOCAB_SIZE, generator=generator).log_softmax(0)
-    ppo.networks = ppo.networks._replace(sampler=sampled_elsewhere(other))
+    sampler_logprobs = torch.randn(VOCAB_SIZE, generator=generator).log_softmax(0)
+    ppo.networks = ppo.networks._replace(sampler=sampled_elsewhere(sampler_logprobs))
     ppo.loss = replace(ppo.loss, importance_cap=cap)
     rollouts = ppo.rollout(prompts, seed=0)
     estimates = ppo.estimate(rollouts)
@@ -269,15 +280,17 @@ def test_importance_restores_the_gradient_of_the_policy(
             [p.grad.flatten() for p in ppo.networks.policy.parameters() if p.grad is not None]
         )
 
-    own = estimates.logprobs[:, 0].exp()
-    on_policy = gradient(own, replace(experience, importance=None))
-    off_policy = gradient(other.exp(), experience)
+    policy_probs = estimates.logprobs[:, 0].exp()
+    on_policy = gradient(policy_probs, replace(experience, importance=None))
+    off_policy = gradient(sampler_logprobs.exp(), experience)
     error = float((off_policy - on_policy).norm() / on_policy.norm())
     assert error < 1e-5 if cap else error > 0.1
-    kl = float(
-        ppo.measure(Collected(prompts, rollouts, Scores(rewards[:, 0]), estimates)).compute()[
-            "rollout/sampler_kl"
-        ]
+    collected = Collected(
+        prompts=prompts,
+        rollouts=rollouts,
+        scores=Scores(rewards[:, 0]),
+        estimates=estimates,
     )
-    x = other - estimates.logprobs[:, 0]
+    kl = float(ppo.measure(collected).compute()["rollout/sampler_kl"])
+    x = sampler_logprobs - estimates.logprobs[:, 0]
     assert kl == pytest.approx(float(((-x).exp() - 1 + x).mean()), rel=1e-5)

@@ -42,30 +42,32 @@ def test_greedy_tokens_are_those_of_transformers(family: str, options: dict[str,
 def test_response_depends_only_on_prompt_row_and_seed(family: str) -> None:
     model, options = optimized_causal_lm(family), SamplingOptions(max_new_tokens=30)
     ids, mask = make_prompts()
-    one, other = (sample_responses(model, ids, mask, options, seed=3, batch_size=n) for n in (6, 2))
-    assert torch.equal(one.response_ids, other.response_ids)
-    # other prompts in other rows, and nothing of it is seen in the third
+    six_slots, two_slots = (
+        sample_responses(model, ids, mask, options, seed=3, batch_size=n) for n in (6, 2)
+    )
+    assert torch.equal(six_slots.response_ids, two_slots.response_ids)
+    # the other rows get other prompts, which must not change the response of the third
     third = torch.arange(6)[:, None] == 2
     changed = torch.where(third, ids, ids.flip(1)).masked_fill(~mask, PAD_ID)
     beside = sample_responses(model, changed, mask, options, seed=3, batch_size=2)
-    n_tokens = int(one.lengths[2])
+    n_tokens = int(six_slots.lengths[2])
     assert int(beside.lengths[2]) == n_tokens
-    assert torch.equal(beside.response_ids[2, :n_tokens], one.response_ids[2, :n_tokens])
+    assert torch.equal(beside.response_ids[2, :n_tokens], six_slots.response_ids[2, :n_tokens])
 
 
 def test_padding_does_not_count_as_a_token_that_occurred() -> None:
     # the padding of the shorter prompts is the token that would come next without a penalty
-    model, alone = optimized_causal_lm(), []
+    model, responses_alone = optimized_causal_lm(), []
     options = SamplingOptions(max_new_tokens=4, do_sample=False, repetition_penalty=1e6)
     ids, mask = make_prompts()
     for row in range(len(ids)):
         prompt, real = ids[row, mask[row]][None], mask[row, mask[row]][None]
-        one = sample_responses(model, prompt, real, options, eos_token_ids=[])
-        alone.append(one.response_ids[0])
+        rollouts = sample_responses(model, prompt, real, options, eos_token_ids=[])
+        responses_alone.append(rollouts.response_ids[0])
     for row in range(1, len(ids)):
-        padded = ids.masked_fill(~mask, int(alone[row][0]))
+        padded = ids.masked_fill(~mask, int(responses_alone[row][0]))
         together = sample_responses(model, padded, mask, options, eos_token_ids=[])
-        assert torch.equal(together.response_ids[row], alone[row])
+        assert torch.equal(together.response_ids[row], responses_alone[row])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -76,7 +78,7 @@ def test_statistics_of_sampling_equal_those_of_scoring(temperature: float) -> No
     assert not rollouts.statistics.logprobs.requires_grad
     assert not rollouts.statistics.entropy.requires_grad
     scored = compute_policy_statistics(model, rollouts, temperature=temperature)
-    # of the policy itself, whatever was cut from what is sampled
+    # the statistics belong to the whole distribution, although top_k cuts what is sampled
     torch.testing.assert_close(rollouts.statistics.logprobs, scored.logprobs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(rollouts.statistics.entropy, scored.entropy, rtol=1e-5, atol=1e-5)
 
@@ -92,8 +94,8 @@ def test_log_probs_of_a_nucleus_are_of_what_is_left_of_the_policy() -> None:
     )
     assert not sampler_logprobs[~rollouts.response_mask].any()
     plain = replace(options, top_p=1.0)
-    for of_policy in (plain, replace(options, do_sample=False)):
-        sampled = sample_responses(model, ids, mask, of_policy, seed=3, batch_size=4)
+    for uncut in (plain, replace(options, do_sample=False)):
+        sampled = sample_responses(model, ids, mask, uncut, seed=3, batch_size=4)
         assert sampled.sampler_logprobs is None
 
 
@@ -109,17 +111,19 @@ def test_statistics_of_sampling_are_dropped_in_bfloat16() -> None:
 def test_ended_sequences_are_not_computed() -> None:
     model, (ids, mask) = optimized_causal_lm(), make_prompts()
     options = SamplingOptions(max_new_tokens=30)
-    read: list[tuple[int, int]] = []
+    input_shapes: list[tuple[int, int]] = []
     embedding = model.get_input_embeddings()
-    embedding.register_forward_hook(lambda _, inputs, __: read.append(tuple(inputs[0].shape)))
-    heads: list[int] = []
-    model.lm_head.register_forward_hook(lambda _, inputs, __: heads.append(len(inputs[0])))
+    embedding.register_forward_hook(
+        lambda _, inputs, __: input_shapes.append(tuple(inputs[0].shape))
+    )
+    head_rows: list[int] = []
+    model.lm_head.register_forward_hook(lambda _, inputs, __: head_rows.append(len(inputs[0])))
     rollouts = sample_responses(model, ids, mask, options, seed=3, batch_size=2)
-    assert sum(heads) == int(rollouts.lengths.sum())  # one position for each token
+    assert sum(head_rows) == int(rollouts.lengths.sum())  # one position for each token
     assert 0 < int(rollouts.terminated.sum()) < 6
     # prompts are read once, each token of a response but the last once, and nothing else
-    assert sum(rows * t for rows, t in read) == int(mask.sum() + rollouts.lengths.sum()) - 6
-    assert max(rows for rows, tokens in read if tokens == 1) == 2
+    assert sum(rows * t for rows, t in input_shapes) == int(mask.sum() + rollouts.lengths.sum()) - 6
+    assert max(rows for rows, tokens in input_shapes if tokens == 1) == 2
 
 
 def test_release_interval_does_not_change_responses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,13 +145,13 @@ def test_prefill_reads_no_more_tokens_at_once_than_scoring(monkeypatch: pytest.M
     model, (ids, mask) = optimized_causal_lm(), make_prompts()
     options = SamplingOptions(max_new_tokens=30)
     expected = sample_responses(model, ids, mask, options, seed=3)
-    read: list[int] = []
+    tokens_read: list[int] = []
     embedding = model.get_input_embeddings()
-    embedding.register_forward_hook(lambda _, inputs, __: read.append(inputs[0].numel()))
+    embedding.register_forward_hook(lambda _, inputs, __: tokens_read.append(inputs[0].numel()))
     monkeypatch.setattr(batch, "CPU_TOKENS_PER_FORWARD", 20)
     rollouts = sample_responses(model, ids, mask, options, seed=3)
-    assert read[:4] == [20, 18, 18, 9]  # prompts of 20, 13 + 5, 17 + 1 and 9 tokens
-    assert max(read[4:]) <= 6
+    assert tokens_read[:4] == [20, 18, 18, 9]  # prompts of 20, 13 + 5, 17 + 1 and 9 tokens
+    assert max(tokens_read[4:]) <= 6
     assert torch.equal(rollouts.response_ids, expected.response_ids)
 
 
@@ -155,15 +159,15 @@ def test_changed_weights_are_read_under_autocast() -> None:
     model, (ids, mask) = optimized_causal_lm().requires_grad_(True), make_prompts()
     greedy = SamplingOptions(max_new_tokens=10, do_sample=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        before = sample_responses(model, ids, mask, greedy, eos_token_ids=[]).response_ids
+        first_ids = sample_responses(model, ids, mask, greedy, eos_token_ids=[]).response_ids
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(-parameter)
-        after = sample_responses(model, ids, mask, greedy, eos_token_ids=[]).response_ids
+        changed_ids = sample_responses(model, ids, mask, greedy, eos_token_ids=[]).response_ids
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        again = sample_responses(model, ids, mask, greedy, eos_token_ids=[]).response_ids
-    assert torch.equal(after, again)
-    assert not torch.equal(before, after)
+        repeated_ids = sample_responses(model, ids, mask, greedy, eos_token_ids=[]).response_ids
+    assert torch.equal(changed_ids, repeated_ids)
+    assert not torch.equal(first_ids, changed_ids)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma", "gpt_neox", "opt"])

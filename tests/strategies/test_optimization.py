@@ -9,8 +9,8 @@ from lit_rlhf.strategies import backward, clipped_step, optimization
 from tests.support.toy_modules import Probe
 
 
-def stepped(parameter: torch.Tensor, max_norm: float | None) -> tuple[torch.Tensor, bool]:
-    """A step of plain gradient descent of rate 1."""
+def step_sgd(parameter: torch.Tensor, max_norm: float | None) -> tuple[torch.Tensor, bool]:
+    """Make a step of gradient descent with learning rate 1; return the norm, and if it was made."""
     return clipped_step(cast("LightningOptimizer", torch.optim.SGD([parameter], lr=1.0)), max_norm)
 
 
@@ -28,7 +28,7 @@ def test_step_is_clipped_or_skipped_and_clears_gradients(
 ) -> None:
     parameter = torch.zeros(2, requires_grad=True)
     parameter.grad = torch.tensor([first, -4.0])
-    norm, applied = stepped(parameter, max_norm)
+    norm, applied = step_sgd(parameter, max_norm)
     assert (float(norm) == 5.0, applied) == (moved is not None, moved is not None)
     assert parameter.tolist() == pytest.approx(moved or [0.0, 0.0])
     assert parameter.grad is None
@@ -37,7 +37,7 @@ def test_step_is_clipped_or_skipped_and_clears_gradients(
 def test_arguments_that_would_train_wrongly_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for max_norm in (0.0, -1.0, torch.nan):
         with pytest.raises(ValueError, match="max_norm: expected a positive number or None"):
-            stepped(torch.zeros(1, requires_grad=True), max_norm)
+            step_sgd(torch.zeros(1, requires_grad=True), max_norm)
     monkeypatch.setattr(Probe, "trainer", SimpleNamespace(scaler=object(), precision="16-mixed"))
     with pytest.raises(ValueError, match=r"trainer\.precision: .* got 16-mixed"):
         backward(Probe(1.0), torch.zeros(()), cast("LightningOptimizer", None))
