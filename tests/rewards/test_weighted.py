@@ -52,20 +52,27 @@ def totals(reward: WeightedReward, texts: list[str]) -> Tensor:
     return score(reward, texts).total
 
 
-def expected_totals(seen: list[float], texts: list[str]) -> list[float]:
-    """The same in plain Python, after the scores that were seen, those of `texts` among them."""
-    mean = sum(seen) / len(seen)
-    std = math.sqrt(sum((x - mean) ** 2 for x in seen) / len(seen))
+def expected_totals(scores: list[float], texts: list[str]) -> list[float]:
+    """Totals in plain Python.
+
+    Args:
+        scores: Brevity of all texts so far, `texts` included.
+        texts: The texts to score.
+    """
+    mean = sum(scores) / len(scores)
+    std = math.sqrt(sum((x - mean) ** 2 for x in scores) / len(scores))
     return [0.5 * (-len(text) - mean) / (std or 1.0) + 2.0 * text.endswith(".") for text in texts]
 
 
 def test_a_normalized_reward_enters_the_sum_with_the_moments_of_all_its_scores_so_far() -> None:
     reward = weighted()
-    seen: list[float] = []
+    scores_so_far: list[float] = []
     for texts in BATCHES:
-        seen += [-float(len(text)) for text in texts]
+        scores_so_far += [-float(len(text)) for text in texts]
         scores = score(reward, texts)
-        assert scores.total.tolist() == pytest.approx(expected_totals(seen, texts), rel=1e-5)
+        assert scores.total.tolist() == pytest.approx(
+            expected_totals(scores_so_far, texts), rel=1e-5
+        )
         # logged as it came
         assert scores.by_name["brevity"].tolist() == [-float(len(text)) for text in texts]
         reward.commit_moments(scores)
@@ -76,26 +83,28 @@ def test_scores_that_are_not_committed_leave_no_trace() -> None:
     first = totals(reward, BATCHES[0])
     for texts in BATCHES[1:]:
         totals(reward, texts)
-    again = score(reward, BATCHES[0])
-    assert torch.equal(again.total, first)
-    reward.commit_moments(again)
+    scores_again = score(reward, BATCHES[0])
+    assert torch.equal(scores_again.total, first)
+    reward.commit_moments(scores_again)
     (moments,) = reward.moments.values()
     assert float(moments.count) == 3
 
 
 def test_scores_of_two_calls_count_as_one_batch() -> None:
-    whole, halves = weighted(), weighted()
-    whole.commit_moments(score(whole, BATCHES[0] + BATCHES[1]))
-    parts = Scores.concatenate([score(halves, texts) for texts in BATCHES[:2]])
-    halves.commit_moments(parts)
-    (of_whole,), (of_halves,) = whole.moments.values(), halves.moments.values()
-    assert torch.equal(of_halves.count, of_whole.count)
-    torch.testing.assert_close(of_halves.mean, of_whole.mean)
-    torch.testing.assert_close(of_halves.var, of_whole.var)
+    one_call = weighted()
+    one_call.commit_moments(score(one_call, BATCHES[0] + BATCHES[1]))
+    two_calls = weighted()
+    joined = Scores.concatenate([score(two_calls, texts) for texts in BATCHES[:2]])
+    two_calls.commit_moments(joined)
+    (expected,) = one_call.moments.values()
+    (moments,) = two_calls.moments.values()
+    assert torch.equal(moments.count, expected.count)
+    torch.testing.assert_close(moments.mean, expected.mean)
+    torch.testing.assert_close(moments.var, expected.var)
     lengths = [-float(len(text)) for text in BATCHES[0] + BATCHES[1]]
-    assert parts.by_name["brevity"].tolist() == lengths
-    assert parts.total.shape == (6,)
-    assert parts.head_scores is None
+    assert joined.by_name["brevity"].tolist() == lengths
+    assert joined.total.shape == (6,)
+    assert joined.head_scores is None
 
 
 def test_nothing_is_learned_in_evaluation_mode() -> None:
@@ -107,8 +116,9 @@ def test_nothing_is_learned_in_evaluation_mode() -> None:
     (moments,) = reward.moments.values()
     assert float(moments.count) == 0
     reward.commit_moments(score(reward.train(), BATCHES[0]))
-    seen, result = [-1.0, -4.0, -2.0], totals(reward.eval(), BATCHES[1]).tolist()
-    assert result == pytest.approx(expected_totals(seen, BATCHES[1]), rel=1e-5)
+    learned_scores = [-1.0, -4.0, -2.0]
+    result = totals(reward.eval(), BATCHES[1]).tolist()
+    assert result == pytest.approx(expected_totals(learned_scores, BATCHES[1]), rel=1e-5)
 
 
 def test_a_reward_whose_scores_are_all_equal_is_normalized_to_0() -> None:
@@ -129,16 +139,16 @@ def test_scores_that_are_not_finite_leave_the_moments_alone() -> None:
 def test_the_state_holds_the_moments_of_normalized_rewards_by_index_and_name() -> None:
     reward = weighted(**{"a.b": ENDS, "c.d": {**LENGTH, "normalize": True}})
     assert set(reward.state_dict()) == {f"moments.1_c_d.{n}" for n in ("mean", "m2", "count")}
-    other = weighted(**{"c.d": {**LENGTH, "normalize": True}, "a.b": ENDS})
+    reordered = weighted(**{"c.d": {**LENGTH, "normalize": True}, "a.b": ENDS})
     with pytest.raises(RuntimeError, match="Missing key"):
-        other.load_state_dict(reward.state_dict())
+        reordered.load_state_dict(reward.state_dict())
 
 
 def on_a_rank(rank: int) -> list[list[float]]:
     reward, results = weighted(), []
     for texts in BATCHES:
-        own = texts[:2] if rank == 0 else texts[2:]  # unlike numbers of responses
-        scores = score(reward, own)
+        local_texts = texts[:2] if rank == 0 else texts[2:]  # unlike numbers of responses
+        scores = score(reward, local_texts)
         results.append(scores.total.tolist())
         reward.commit_moments(scores)
     return results
@@ -148,10 +158,10 @@ def on_a_rank(rank: int) -> list[list[float]]:
 def test_moments_are_those_of_all_ranks(tmp_path: Path) -> None:
     reward, ranks = weighted(), run_on_ranks(on_a_rank, 2, tmp_path)
     for i, texts in enumerate(BATCHES):
-        whole = score(reward, texts)
-        both = [*ranks[0][i], *ranks[1][i]]
-        assert both == pytest.approx(whole.total.tolist(), rel=1e-5)
-        reward.commit_moments(whole)
+        scores = score(reward, texts)
+        totals_of_ranks = [*ranks[0][i], *ranks[1][i]]
+        assert totals_of_ranks == pytest.approx(scores.total.tolist(), rel=1e-5)
+        reward.commit_moments(scores)
 
 
 def test_a_number_is_a_weight_and_a_mapping_holds_options(tmp_path: Path) -> None:
@@ -163,8 +173,9 @@ def test_a_number_is_a_weight_and_a_mapping_holds_options(tmp_path: Path) -> Non
         "safe.v2": {"rule": "http", "url": "http://localhost/", "timeout": 5},
         str(tmp_path / "a:b"): 1.0,
     }
-    before, specs = copy.deepcopy(rewards), parse_rewards(rewards)
-    assert rewards == before
+    original = copy.deepcopy(rewards)
+    specs = parse_rewards(rewards)
+    assert rewards == original
     model, function, rule, remote, _ = specs
     assert [spec.name for spec in specs[:4]] == ["reward", "polite", "brevity", "safe.v2"]
     assert [spec.weight for spec in specs] == [1.0, -0.5, 0.1, 1.0, 1.0]
@@ -232,8 +243,8 @@ def test_several_rewards_add_up_by_their_weights(folder: Path, rollouts: Rollout
     torch.testing.assert_close(weighted(rollouts, PROMPTS).total, expected)
     assert [model.path for model in weighted.models] == paths
     rewards = {paths[0]: 1.0, f"{FUNCTIONS}:length": 1.0}
-    alone = WeightedReward(rewards, ModelOptions(), tiny_tokenizer())
-    assert alone(rollouts, PROMPTS).spread() is None
+    single_model = WeightedReward(rewards, ModelOptions(), tiny_tokenizer())
+    assert single_model(rollouts, PROMPTS).spread() is None
 
 
 def standardized(column: list[float]) -> list[float]:
@@ -261,8 +272,8 @@ def test_models_and_heads_count_as_one(
     }
     scores = WeightedReward(rewards, **options)(rollouts, PROMPTS, max_tokens_per_forward=8)
     assert scores.total.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    apart = [standardized(scores.tolist()) for scores in (first, second, third)]
-    spread = [pstdev(scores) for scores in zip(*apart, strict=True)]
+    standardized_columns = [standardized(scores.tolist()) for scores in (first, second, third)]
+    spread = [pstdev(scores) for scores in zip(*standardized_columns, strict=True)]
     assert scores.spread().tolist() == pytest.approx(spread, rel=1e-3, abs=1e-5)
     torch.testing.assert_close(scores.by_name["heads"], (second + third) / 2)
     torch.testing.assert_close(scores.head_scores, torch.stack([first, second, third], dim=1))
@@ -281,9 +292,9 @@ def test_heads_of_an_ensemble_have_scales_of_their_own(
 ) -> None:
     path = str(folder / "heads")
     heads = ModelReward(path, ModelOptions())(rollouts, PROMPTS)
-    apart = torch.tensor([standardized(column) for column in heads.T.tolist()]).amin(0)
-    whole = torch.tensor(standardized(heads.mean(1).tolist()))
-    for ensemble, expected, n_moments in (("min", apart, 2), ("sum", whole, 1)):
+    smallest_head = torch.tensor([standardized(column) for column in heads.T.tolist()]).amin(0)
+    mean_of_heads = torch.tensor(standardized(heads.mean(1).tolist()))
+    for ensemble, expected, n_moments in (("min", smallest_head, 2), ("sum", mean_of_heads, 1)):
         rewards = {path: {"normalize": True}}
         reward = WeightedReward(rewards, ModelOptions(), tiny_tokenizer(), ensemble=ensemble)
         assert len(reward.moments) == n_moments

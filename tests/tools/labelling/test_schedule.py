@@ -23,9 +23,9 @@ class Clock:
 
 @pytest.fixture
 def stores(tmp_path: Path) -> Iterator[list[LabelStore]]:
-    made: list[LabelStore] = []
-    yield made
-    for store in made:
+    open_stores: list[LabelStore] = []
+    yield open_stores
+    for store in open_stores:
         store.close()
 
 
@@ -56,12 +56,12 @@ def test_comparisons_come_in_order_and_each_to_so_many_people(
     comparisons = make_comparisons(6)
     schedule = make_schedule(stores, tmp_path, comparisons, annotators_per_comparison=2)
     first = work(schedule, "ann", 4)
-    assert [task.comparison for task in first] == [one.key for one in comparisons[:4]]
-    seen = {name: work(schedule, name) for name in ("bob", "cem", "ann", "dee")}
-    everything = [*first, *(task for tasks in seen.values() for task in tasks)]
+    assert [task.comparison for task in first] == [comparison.key for comparison in comparisons[:4]]
+    tasks_by_person = {name: work(schedule, name) for name in ("bob", "cem", "ann", "dee")}
+    everything = [*first, *(task for tasks in tasks_by_person.values() for task in tasks)]
     assert len(set(everything)) == len(everything)  # nobody sees one twice
     assert set(Counter(task.comparison for task in everything).values()) == {2}
-    assert seen["dee"] == []
+    assert tasks_by_person["dee"] == []
 
 
 def test_label_has_the_responses_and_policies_of_its_comparison(
@@ -112,15 +112,15 @@ def test_sides_depend_on_the_seed_alone_and_are_balanced(
 ) -> None:
     comparisons = make_comparisons(400)
     first, second = (make_schedule(stores, tmp_path, comparisons, seed=7) for _ in range(2))
-    other = make_schedule(stores, tmp_path, comparisons, seed=8)
-    tasks = [Task("ann", one.key) for one in comparisons]
+    other_seed = make_schedule(stores, tmp_path, comparisons, seed=8)
+    tasks = [Task("ann", comparison.key) for comparison in comparisons]
     sides = [first.left_side(task) for task in tasks]
     assert sides == [second.left_side(task) for task in tasks]
-    assert sides != [other.left_side(task) for task in tasks]
+    assert sides != [other_seed.left_side(task) for task in tasks]
     assert sides != [first.left_side(task._replace(annotator="bob")) for task in tasks]
     assert 160 <= sides.count("a") <= 240  # four standard deviations
     swapped = [first.left_side(task._replace(repeat=True)) for task in tasks]
-    assert all(one != two for one, two in zip(sides, swapped, strict=True))
+    assert all(side != other for side, other in zip(sides, swapped, strict=True))
 
 
 def test_share_is_asked_again_with_others_between(stores: list[LabelStore], tmp_path: Path) -> None:
@@ -182,16 +182,16 @@ def test_equal_responses_are_ties_that_nobody_sees(
 
 def test_schedule_goes_on_after_a_restart(stores: list[LabelStore], tmp_path: Path) -> None:
     comparisons = make_comparisons(30)
-    whole = make_schedule(stores, tmp_path, comparisons, repeat_share=0.3)
-    expected = work(whole, "ann")
+    uninterrupted = make_schedule(stores, tmp_path, comparisons, repeat_share=0.3)
+    expected = work(uninterrupted, "ann")
     first = make_schedule(stores, tmp_path, comparisons, repeat_share=0.3)
     done = work(first, "ann", 13)
     path = first.store.path
     stores.pop().close()
     store = LabelStore(path, comparisons)
     stores.append(store)
-    again = Schedule(comparisons, store, ScheduleOptions(repeat_share=0.3))
-    assert [*done, *work(again, "ann")] == expected
+    resumed = Schedule(comparisons, store, ScheduleOptions(repeat_share=0.3))
+    assert [*done, *work(resumed, "ann")] == expected
 
 
 @pytest.fixture
@@ -216,24 +216,24 @@ def test_everybody_sees_the_same_page_after_a_restart(
 ) -> None:
     comparisons = make_comparisons(4)
     clock = Clock()
-    before = restart(comparisons, clock)
-    work(before, "ann", 1)
-    ann = before.next_task("ann")
-    bob = before.next_task("bob")
-    after = restart(comparisons, clock)
-    assert after.next_task("cem") == Task("cem", comparisons[3].key)  # neither Ann's nor Bob's
-    assert after.next_task("bob") == bob
-    assert after.next_task("ann") == ann
+    schedule = restart(comparisons, clock)
+    work(schedule, "ann", 1)
+    ann = schedule.next_task("ann")
+    bob = schedule.next_task("bob")
+    restarted = restart(comparisons, clock)
+    assert restarted.next_task("cem") == Task("cem", comparisons[3].key)  # neither Ann's nor Bob's
+    assert restarted.next_task("bob") == bob
+    assert restarted.next_task("ann") == ann
 
 
 def test_comparison_that_is_undone_is_shown_again_after_a_restart(
     restart: Callable[[list[Comparison], Clock], Schedule],
 ) -> None:
     comparisons = make_comparisons(3)
-    before = restart(comparisons, Clock())
-    work(before, "ann", 2)
-    before.next_task("ann")
-    undone = before.undo("ann")
+    schedule = restart(comparisons, Clock())
+    work(schedule, "ann", 2)
+    schedule.next_task("ann")
+    undone = schedule.undo("ann")
     assert restart(comparisons, Clock()).next_task("ann") == undone
 
 
@@ -243,10 +243,10 @@ def test_page_that_nobody_comes_back_to_goes_to_others_after_a_restart(
     comparisons = make_comparisons(1)
     clock = Clock()
     restart(comparisons, clock).next_task("ann")
-    after = restart(comparisons, clock)
-    assert after.next_task("bob") is None
+    restarted = restart(comparisons, clock)
+    assert restarted.next_task("bob") is None
     clock.now = ABANDONED_AFTER
-    assert after.next_task("bob") == Task("bob", comparisons[0].key)
+    assert restarted.next_task("bob") == Task("bob", comparisons[0].key)
 
 
 def test_open_comparison_that_is_no_longer_in_the_order_is_forgotten(
@@ -254,8 +254,8 @@ def test_open_comparison_that_is_no_longer_in_the_order_is_forgotten(
 ) -> None:
     comparisons = make_comparisons(2)
     restart(comparisons[:1], Clock()).next_task("ann")
-    after = restart(comparisons[1:], Clock())
-    assert after.next_task("ann") == Task("ann", comparisons[1].key)
+    restarted = restart(comparisons[1:], Clock())
+    assert restarted.next_task("ann") == Task("ann", comparisons[1].key)
 
 
 def test_progress_counts_what_is_left(stores: list[LabelStore], tmp_path: Path) -> None:
