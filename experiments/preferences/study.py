@@ -168,15 +168,15 @@ class Preferences(Benchmark):
         def collect() -> dict[str, Any]:
             rows = read_lines(report.with_suffix(".jsonl"))
             metrics = read_json(report)["policies"]
-            places = range(0, len(rows) // len(names), SAMPLES)
-            drawn = random.Random(seed).sample(places, min(SHOWN, len(places)))
+            prompt_rows = range(0, len(rows) // len(names), SAMPLES)
+            prompts_shown = random.Random(seed).sample(prompt_rows, min(SHOWN, len(prompt_rows)))
             result: dict[str, Any] = {}
             for name, key in names.items():
                 policy_rows = [row for row in rows if Path(row["policy"]).name == name]
-                asked = [
+                answers = [
                     {"prompt": row["prompt"], "response": row["response"]} for row in policy_rows
                 ]
-                firsts = asked[::SAMPLES]
+                firsts = answers[::SAMPLES]
                 write_json_lines(self.path("judged", f"policies_{seed}", f"{key}.jsonl"), firsts)
                 texts = [row["response"] for row in firsts if row["response"].strip()]
                 result[key] = {
@@ -193,7 +193,7 @@ class Preferences(Benchmark):
                     ),
                     "samples": [
                         [policy_rows[n]["prompt"][-1]["content"], policy_rows[n]["response"]]
-                        for n in drawn
+                        for n in prompts_shown
                     ],
                 }
             return result

@@ -77,8 +77,8 @@ def planned(claim: Claim) -> tuple[int, ...]:
 def has_seeds(experiment: Experiment, results: Results) -> bool:
     """Whether each curve of a figure has `MIN_SEEDS` runs."""
     seeds = [results.get(seed, {}) for seed in experiment.seeds]
-    parts: list[Arm | Foundation] = [*experiment.arms, *experiment.foundations]
-    return all(sum(part.name in runs for runs in seeds) >= MIN_SEEDS for part in parts)
+    curves: list[Arm | Foundation] = [*experiment.arms, *experiment.foundations]
+    return all(sum(curve.name in runs for runs in seeds) >= MIN_SEEDS for curve in curves)
 
 
 def judge_by_all(results: Results) -> dict[str, Any]:
@@ -108,14 +108,14 @@ def make_documents(results_file: Path) -> Documents:
     verdicts = [str(judge(claim, results).verdict) for claim in CLAIMS]
     if judged["rules"] != RULES or judged["verdicts"][str(VERSION)] != verdicts:
         raise ValueError(f"{VERDICTS}: expected the verdicts of {results_file}, got others")
-    drawn = [experiment for experiment in EXPERIMENTS.values() if has_seeds(experiment, results)]
-    names = [experiment.name for experiment in drawn]
+    figures = [experiment for experiment in EXPERIMENTS.values() if has_seeds(experiment, results)]
+    names = [experiment.name for experiment in figures]
     return {
         PAGE: format_page(results, judged),
         results_file.with_suffix(".md"): format_claims(results, judged, names),
         **{
             DOCS / FIGURES / f"{experiment.name}.svg": partial(draw, experiment, results)
-            for experiment in drawn
+            for experiment in figures
         },
     }
 
@@ -130,11 +130,11 @@ def format_page(results: Results, judged: Mapping[str, Any]) -> str:
     by_version = judged["verdicts"]
     verdicts = [Verdict(verdict) for verdict in by_version[str(VERSION)]]
 
-    def listed(*wanted: Verdict) -> str:
+    def list_claims(*kinds: Verdict) -> str:
         lines = [
             f"- {n}: {claim.text}{f' *{claim.note}.*' if claim.note else ''}"
             for n, (claim, verdict) in enumerate(zip(CLAIMS, verdicts, strict=True), start=1)
-            if verdict in wanted
+            if verdict in kinds
         ]
         return "\n".join(lines) or "- none so far"
 
@@ -143,8 +143,8 @@ def format_page(results: Results, judged: Mapping[str, Any]) -> str:
         TEMPLATE,
         claims=len(CLAIMS),
         summary=count_verdicts(verdicts),
-        contradicted=listed(Verdict.CONTRADICTED),
-        not_here=listed(Verdict.NOT_AT_THIS_SCALE, Verdict.PARTLY),
+        contradicted=list_claims(Verdict.CONTRADICTED),
+        not_here=list_claims(Verdict.NOT_AT_THIS_SCALE, Verdict.PARTLY),
         verdicts=format_numbers(verdicts),
         changed=format_changed(by_version[str(VERSIONS[-1].number)], verdicts),
         decided_by=list_projections(results, given_up=False),
@@ -163,7 +163,7 @@ def format_numbers(verdicts: Sequence[Verdict]) -> str:
     """
     rows = []
     for verdict in Verdict:
-        numbers = [str(n) for n, said in enumerate(verdicts, start=1) if said is verdict]
+        numbers = [str(n) for n, judged_as in enumerate(verdicts, start=1) if judged_as is verdict]
         if numbers:
             rows.append([verdict, len(numbers), ", ".join(numbers)])
     return table(["verdict", "number", "claims"], rows)
@@ -215,12 +215,12 @@ def list_projections(results: Results, *, given_up: bool) -> str:
         results: Results by seed.
         given_up: Whether to list the claims that are given up, or the others.
     """
-    listed = [
+    claims = [
         f"{number} ({format_needed(projection)})"
         for number, projection in project_undecided(results).items()
         if is_given_up(projection) == given_up
     ]
-    return ", ".join(listed) or "none"
+    return ", ".join(claims) or "none"
 
 
 def format_projections(results: Results) -> str:
@@ -368,15 +368,15 @@ def format_claims(results: Results, judged: Mapping[str, Any], drawn: Sequence[s
     for number, claim in enumerate(CLAIMS, start=1):
         finding = judge(claim, results)
         seeds = finding.seeds
-        shown = "<br>".join(describe_checks(claim, finding)) or "-"
-        wanted = len(planned(claim))
-        found = f"{len(seeds)} of {wanted}" if len(seeds) <= wanted else str(len(seeds))
-        verdict = f"{finding.verdict}<br>{found} seeds"
+        checks = "<br>".join(describe_checks(claim, finding)) or "-"
+        n_planned = len(planned(claim))
+        n_seeds = f"{len(seeds)} of {n_planned}" if len(seeds) <= n_planned else str(len(seeds))
+        verdict = f"{finding.verdict}<br>{n_seeds} seeds"
         verdict += f"<br>*{claim.note}*" if claim.note else ""
         figure = claim.figure
         link = f" ([figure]({docs}/{FIGURES}/{figure}.svg))" if figure in drawn else ""
-        stated = f"{claim.text}<br>*{claim.source}*{link}"
-        rows.append(f"| {number} | {stated} | {shown} | {verdict} |")
+        statement = f"{claim.text}<br>*{claim.source}*{link}"
+        rows.append(f"| {number} | {statement} | {checks} | {verdict} |")
     figures = []
     for name in drawn:
         title = EXPERIMENTS[name].title
