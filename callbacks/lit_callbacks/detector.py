@@ -147,8 +147,9 @@ class CollapseDetector(Callback):
             if self.when == "train_batch" and "step" not in trainer.callback_metrics:
                 step -= 1  # Lightning counts batches from 0 where the module logs no `step`
             place = f"{self._unit} {step}"
-            text = f"votes: 1 would have called it collapsed at {place}: {single.sentence}"
-            self._say(trainer, text)
+            head = f"votes: 1 would have called it collapsed at {place}:"
+            self._say(trainer, single.sentence, head=head)
+            text = f"{head} {single.sentence}"
             log_note(trainer, f"{self._prefix}/note", text, metrics_step(trainer))
         # a run may never log an optional metric
         expected = [m for m in self.monitors if m.steps or not m.optional]
@@ -260,10 +261,11 @@ class CollapseDetector(Callback):
         sentence = self.verdict.sentence
         # the x axis counts batches, but epochs and validations are counted when they are judged
         place = f"{self._unit} {step if self.when == 'train_batch' else self.verdict.step}"
-        lines = [f"{level.word} at {place}: {sentence}"] if self.watch.is_news else []
-        lines += [f"at {place}: {text}" for text in responses]
-        for line in lines:
-            self._say(trainer, line, logging.WARNING if level is Level.COLLAPSED else logging.INFO)
+        severity = logging.WARNING if level is Level.COLLAPSED else logging.INFO
+        if self.watch.is_news:
+            self._say(trainer, sentence, severity, head=f"{level.word} at {place}:")
+        for text in responses:
+            self._say(trainer, text, severity, head=f"at {place}:")
         # `lit_callbacks.runs.parse_verdict` reads this form back
         head = f"**{level.word}** at {place}"
         short = shorten_sentence(sentence, MAX_WORDS - len(head.split()))
@@ -271,8 +273,20 @@ class CollapseDetector(Callback):
         note = [head, short, *quote, *(f"- {text}" for text in responses)]
         log_note(trainer, f"{self._prefix}/verdict", "\n\n".join(note), step)
 
-    def _say(self, trainer: Trainer, line: str, severity: int = logging.INFO) -> None:
-        say(trainer, shorten_sentence(self._prefixed(line), MAX_WORDS), severity)
+    def _say(
+        self, trainer: Trainer, sentence: str, severity: int = logging.INFO, *, head: str = ""
+    ) -> None:
+        """Say a sentence in a line of about `MAX_WORDS` words.
+
+        Args:
+            trainer: The Trainer.
+            sentence: The sentence, which is shortened if the line is too long.
+            severity: Level of `logging`.
+            head: What comes before the sentence and is not shortened, with its colon.
+        """
+        start = self._prefixed(head).strip()
+        short = shorten_sentence(sentence, MAX_WORDS - len(start.split()))
+        say(trainer, f"{start} {short}" if start else short, severity)
 
     def _prefixed(self, line: str) -> str:
         return line if self._prefix == "monitor" else f"{self._prefix}: {line}"
