@@ -88,11 +88,16 @@ def outlive_terminal() -> None:
     sys.stderr = _lasting(sys.stderr)
 
 
-def check_output() -> None:
-    """Write what is buffered, and end with an error if some of the output could not be written."""
+def check_output(status: int = 1) -> None:
+    """Write what is buffered, and end with an error if some of the output could not be written.
+
+    Args:
+        status: Exit status of the error.
+    """
     sys.stdout.flush()
     if (lost := getattr(sys.stdout, "lost", None)) is not None:
-        raise SystemExit(f"lit_rlhf: the output could not be written: {lost}") from lost
+        print(f"lit_rlhf: the output could not be written: {lost}", file=sys.stderr)
+        raise SystemExit(status) from lost
 
 
 def _lasting(stream: TextIO | None) -> Any:  # noqa: ANN401  # a stream by its methods

@@ -1,13 +1,16 @@
 """Runs go on without their terminal."""
 
+import json
 import os
 import subprocess
 import sys
 from io import BytesIO, TextIOWrapper
+from pathlib import Path
 
 import pytest
 
 from lit_rlhf.terminal import one_line, outlive_terminal, printable
+from tests.support.trainer_logs import CALM
 
 PROGRAM = """
 import os, sys
@@ -57,12 +60,17 @@ def test_text_without_letters_in_a_terminal_is_escaped(monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full disk is pretended with /dev/full")
-def test_output_on_a_full_disk_is_an_error() -> None:
-    command = [sys.executable, "-m", "lit_rlhf.cli.main", "configs", "list"]
+@pytest.mark.parametrize(("words", "status"), [("configs list", 1), ("watch log.jsonl", 2)])
+def test_output_on_a_full_disk_is_an_error(words: str, status: int, tmp_path: Path) -> None:
+    """The status 1 of `watch` is a collapse."""
+    (tmp_path / "log.jsonl").write_text(f"{json.dumps(CALM)}\n" * 12)
+    command = [sys.executable, "-m", "lit_rlhf.cli.main", *words.split()]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     message = "lit_rlhf: the output could not be written: [Errno 28] No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, message)
+    assert (done.returncode, done.stderr) == (status, message)
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", "fit --help", "configs list"])
