@@ -194,9 +194,9 @@ def draw_metric(
         verdicts: Verdicts of a single run.
         steps: First and last step of the horizontal axis.
     """
+    axes = new_axes()  # says how to install matplotlib where it is missing
     from matplotlib.ticker import MaxNLocator
 
-    axes = new_axes()
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     room = 0.015 * (steps[1] - steps[0]) or 0.5
     axes.set_xlim(steps[0] - room, steps[1] + room)

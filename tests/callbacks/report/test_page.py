@@ -321,7 +321,8 @@ def test_unusable_runs_are_refused(tmp_path: Path, calm: str) -> None:
 def test_missing_matplotlib_is_named_with_its_command_to_install(
     tmp_path: Path, calm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for name in ("matplotlib", "matplotlib.figure", "matplotlib.ticker"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match="pip install matplotlib"):
         report(tmp_path, calm)
 
