@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lit_callbacks.words import printable as printable
+from lit_callbacks.words import printable_line as printable_line
 
 MAX_SHOWN = 200
 """Characters of a prompt, response or answer that a message shows."""

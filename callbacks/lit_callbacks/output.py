@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 
 from lit_callbacks.files import append_to, json_lines
 from lit_callbacks.runs import RECORDS_FILE
-from lit_callbacks.words import printable
+from lit_callbacks.words import printable_line
 
 # Lightning shows this branch of loggers in the terminal
 _terminal = logging.getLogger("lightning.pytorch.lit_callbacks")
@@ -35,9 +35,9 @@ def say(trainer: Trainer, line: str, level: int = logging.INFO) -> None:
     if not trainer.is_global_zero:
         return
     if bar is not None and getattr(bar, "is_enabled", False):  # not declared by the base class
-        bar.print(printable(line), file=sys.stderr)  # standard output is left to results
+        bar.print(printable_line(line), file=sys.stderr)  # standard output is left to results
     else:
-        _terminal.log(level, printable(line))
+        _terminal.log(level, printable_line(line))
 
 
 def logger_step(trainer: Trainer) -> int:

@@ -38,7 +38,7 @@ from lit_rlhf.data import (
 from lit_rlhf.data.formats import detect_format, find_used_fields
 from lit_rlhf.files import write_json_lines, write_text
 from lit_rlhf.models import load_tokenizer, max_positions
-from lit_rlhf.terminal import printable
+from lit_rlhf.terminal import printable, printable_line
 
 _HELD_OUT = 0.05  # share of the prompts for validation, and as many for the evaluation
 _FEWEST_PROMPTS = 3  # different ones from which some are held out
@@ -149,8 +149,8 @@ def write_configs_for(
     counts = DataCounts()
     kind, records = _read(source, counts)  # the most that data can serve as
     n_records = f"{len(records):,} records that serve as {_KIND_NAMES[kind]}"
-    print(printable(f"{source.place}: {n_records}{_count_equal(counts)}"))
-    print(printable(_describe_columns(source, kind)))
+    print(printable_line(f"{source.place}: {n_records}{_count_equal(counts)}"))
+    print(printable_line(_describe_columns(source, kind)))
     counts.log_read()
     template = "paper-zh" if _is_chinese(records) else "hh"
     if model is None:

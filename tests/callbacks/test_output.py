@@ -28,6 +28,7 @@ from lit_callbacks.output import (
     log_note,
     log_text,
     logger_step,
+    say,
 )
 from lit_callbacks.words import format_duration, format_number, shorten_keys, shorten_sentence
 from tests.support.report_pages import read_events, read_texts
@@ -40,6 +41,15 @@ def test_durations_and_numbers_fit_a_line() -> None:
     values = (0.0, 0.51234, -12.345, 1234.4, -123456.0, 5e-7, 1.5e6, math.nan, math.inf)
     shown = "0 0.512 -12.3 1234 -123456 5e-07 1.5e+06 nan inf"
     assert list(map(format_number, values)) == shown.split()
+
+
+@pytest.mark.parametrize("has_bar", [False, True])
+def test_what_is_said_is_one_line(has_bar: bool, caplog: pytest.LogCaptureFixture) -> None:
+    bar = Mock(is_enabled=has_bar)
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        say(Mock(progress_bar_callback=bar, is_global_zero=True), "own\nmetric \x1b[2J")
+    written = [one.args[0] for one in bar.print.call_args_list] or caplog.messages
+    assert written == [r"own\nmetric \x1b[2J"]
 
 
 def test_keys_are_whole_where_their_ends_are_alike() -> None:

@@ -220,14 +220,14 @@ def test_what_is_left_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None
 
 def test_columns_of_other_names_reach_all_stages(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
-        {"ask": row["prompt"], "good": row["chosen"], "bad": row["rejected"], "note": "by hand"}
+        {"ask": row["prompt"], "good": row["chosen"], "bad": row["rejected"], "a\nb": "c"}
         for row in ROWS
     ]
     write_lines(Path("rows.jsonl"), rows)
     columns = {"prompt": "ask", "chosen": "good", "rejected": "bad"}
     main(["start", "rows.jsonl", "--columns", json.dumps(columns)])
     shown = capsys.readouterr().out
-    read = "Columns that are read: prompt (ask), chosen (good), rejected (bad); not read: note\n"
+    read = "Columns that are read: prompt (ask), chosen (good), rejected (bad); not read: a\\nb\n"
     assert read in shown
     for config in configurations("runs/rows").values():
         assert config["train_sources"] == [{"path": "rows.jsonl", "columns": columns}]
