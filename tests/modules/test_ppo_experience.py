@@ -121,6 +121,9 @@ def test_draws_depend_on_seed_iteration_and_rank() -> None:
     }
     assert len(set(draws.values())) == len(places)
     assert iteration_draws(seed=1, iteration=2, rank=3).rollout_seed == draws[1, 2, 3]
+    # a resumed run repeats them, whatever version it was begun with
+    generator = torch.Generator().manual_seed(1_000_003 + 2 * 7_919 + 3 * 104_729)
+    assert int(torch.randint(2**31, (), generator=generator)) == draws[1, 2, 3]
 
 
 def test_an_iteration_returns_scores_and_lengths_for_callbacks(root: Path, tmp_path: Path) -> None:

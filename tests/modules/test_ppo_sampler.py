@@ -7,7 +7,7 @@ import torch
 
 from lit_rlhf.modules import PPOModule
 from tests.support.nucleus import Nucleus
-from tests.support.stages import fit_module, ppo_options, prompts
+from tests.support.stages import first_batch, fit_module, ppo_options, prompts
 
 
 def run(root: Path, folder: Path, cap: float | None) -> tuple[PPOModule, dict[str, Any]]:
@@ -28,3 +28,12 @@ def test_a_sampler_draws_measured_and_weighted_rollouts(root: Path, tmp_path: Pa
     assert not torch.equal(*weights)
     critics = [torch.cat([p.flatten() for p in m.critic.parameters()]) for m in (module, plain)]
     assert torch.equal(*critics)
+
+
+def test_start_of_an_adapted_policy_is_sampled_without_its_sampler(root: Path) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("this sampler would take the weights with the adapters")
+
+    module = PPOModule(**ppo_options(root, network={"lora_rank": 2}, sampler=refuse))
+    batch = first_batch(prompts(root), root)
+    assert module.ppo.score_start(batch, seed=1).shape == (8,)

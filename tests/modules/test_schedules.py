@@ -107,6 +107,21 @@ def test_no_rate_is_0_and_none_climbs_after_warmup(name: str, warmup_ratio: floa
     assert len(set(factors[39:])) == 1
 
 
+def test_each_network_follows_its_own_schedule(root: Path, tmp_path: Path) -> None:
+    options = stages.ppo_options(
+        root,
+        policy_optimizer={"lr_scheduler": "linear", "warmup_ratio": 0.0},
+        critic_optimizer={"lr_scheduler": "constant"},
+        minibatches={"minibatch_size": 4, "ppo_epochs": 1},
+        max_iterations=2,
+    )
+    rates = Rates()
+    data = stages.prompts(root)
+    stages.fit_module(PPOModule(**options), data, tmp_path, max_epochs=-1, callbacks=[rates])
+    shown = {network: percents(seen, 1e-3) for network, seen in rates.rates.items()}
+    assert shown == {"policy": "100 75 50 25", "critic": "100 100 100 100"}
+
+
 def test_warmup_takes_at_least_its_share_of_the_updates() -> None:
     options = OptimizerOptions(1e-3, lr_scheduler="constant_with_warmup", warmup_ratio=0.5)
     optimizer = torch.optim.SGD([torch.zeros(())], lr=1e-3)

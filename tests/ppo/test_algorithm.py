@@ -1,5 +1,7 @@
 """PPO without a Trainer: the phases of an iteration from two tiny models."""
 
+import math
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +17,8 @@ from lit_rlhf.ppo import (
     PPOOptions,
     RewardShapingOptions,
 )
-from lit_rlhf.rewards import Scores
+from lit_rlhf.ppo.algorithm import critic_free_advantages
+from lit_rlhf.rewards import CallableReward, Scores
 from lit_rlhf.rollout import Experience, RolloutBatch, SamplingOptions
 from tests.support.ppo_objects import tiny_networks
 from tests.support.tiny_models import (
@@ -132,6 +135,100 @@ def test_prompts_with_unlike_scores_are_learned_from_first(ppo: PPO, prompts: Pr
         assert torch.equal(selected.rollouts.sequence_ids, expected.rollouts.sequence_ids)
         assert torch.equal(selected.returns, expected.returns)
         assert ppo.count_learned(8) == len(selected) == len(rows)
+
+
+def test_prompt_whose_only_rival_was_cut_off_tells_nothing(ppo: PPO, prompts: PromptBatch) -> None:
+    rollouts = ppo.rollout(prompts.select([0, 0, 1, 1]), seed=1)
+    rollouts = rollouts._replace(terminated=torch.tensor([True, False, True, True]))
+    ppo.advantages = AdvantageOptions(estimator="rloo", truncation="mask", learned_prompts=1)
+    rewards = torch.arange(4.0)[:, None] * rollouts.response_mask
+    experience = ppo.experience(rollouts, rewards, ppo.estimate(rollouts))
+    selected = ppo.select_prompts(experience, torch.tensor([1.0, 2.0, 0.0, 3.0]))
+    expected = experience.select(torch.tensor([2, 3]))
+    assert torch.equal(selected.rollouts.sequence_ids, expected.rollouts.sequence_ids)
+
+
+def test_measure_adds_metrics_of_prompts_and_responses(ppo: PPO, prompts: PromptBatch) -> None:
+    rollouts = ppo.rollout(prompts, seed=1)
+    estimates = ppo.estimate(rollouts)
+    estimates = estimates._replace(ref_logprobs=estimates.logprobs - 0.5)
+    collected = Collected(prompts, rollouts, ppo.score(rollouts, prompts), estimates)
+    metrics = ppo.measure(collected)
+    computed = metrics.compute()
+    assert float(computed["rollout/prompt_length"]) == (3 + 2) / 2
+    assert float(computed["rollout/kl_per_token"]) == pytest.approx(0.5, abs=1e-6)
+    entropy = float(estimates.ref_prompt_entropy.double().mean())
+    assert float(computed["rollout/ref_prompt_entropy"]) == pytest.approx(entropy, rel=1e-6)
+    assert float(ppo.measure(collected, metrics).compute()["rollout/responses"]) == 4
+
+
+def test_gold_reward_is_a_mean_over_its_votes(ppo: PPO, prompts: PromptBatch) -> None:
+    def abstain_first(prompts: list[str], responses: list[str]) -> list[float | None]:
+        return [None, 4.0]
+
+    gold = CallableReward(abstain_first, ppo.networks.tokenizer)
+    ppo.networks = ppo.networks._replace(gold=gold)
+    rollouts = ppo.rollout(prompts, seed=1)
+    scores = ppo.score(rollouts, prompts)
+    collected = Collected(prompts, rollouts, scores, ppo.estimate(rollouts))
+    assert float(ppo.measure(collected).compute()["rollout/gold"]) == 4.0
+
+
+def test_logged_reward_is_a_mean_over_responses(ppo: PPO, prompts: PromptBatch) -> None:
+    rollouts = ppo.rollout(prompts, seed=1)
+    rewards = torch.arange(1.0, rollouts.response_mask.numel() + 1)
+    rewards = rewards.view(rollouts.response_mask.shape) * rollouts.response_mask
+    experience = ppo.experience(rollouts, rewards, ppo.estimate(rollouts))
+    metrics = ppo.measure_experience(rewards, ppo.score(rollouts, prompts), experience)
+    assert float(metrics["rollout/reward"]) == float(rewards.sum()) / 2
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    # 6 tokens of 2 responses: 3 for each, over a response's own tokens or over the longest
+    [("sequence_mean", [3.0, 1.5, 0.75]), ("sequence_sum", [0.6, 0.6, 0.6])],
+)
+def test_weights_count_responses_with_tokens_to_learn_from(
+    ppo: PPO, prompts: PromptBatch, aggregation: Any, expected: list[float]
+) -> None:
+    rollouts = ppo.rollout(prompts.select([0, 1, 0]), seed=1)
+    mask = torch.arange(LENGTH) < torch.tensor([[0], [2], [4]])
+    experience = ppo.experience(rollouts, torch.ones(mask.shape), ppo.estimate(rollouts))
+    ppo.loss = replace(ppo.loss, aggregation=aggregation)
+    weighed = ppo.weigh_responses(
+        replace(experience, loss_mask=mask, advantages=torch.ones(mask.shape))
+    )
+    assert weighed.weights is not None
+    assert weighed.weights.tolist() == pytest.approx(expected)
+    assert weighed.advantages[:, 0].tolist() == pytest.approx(expected)
+
+
+def test_kl_of_the_loss_has_the_weights_of_the_responses(ppo: PPO, prompts: PromptBatch) -> None:
+    rollouts = ppo.rollout(prompts, seed=1)
+    mask = torch.arange(LENGTH) < torch.tensor([[2], [LENGTH]])
+    rollouts = rollouts._replace(response_mask=mask)
+    experience = ppo.experience(rollouts, torch.ones(mask.shape), ppo.estimate(rollouts))
+    ref_logprobs = experience.old_logprobs - 0.5
+    weights = torch.tensor([2.0, 0.5])
+    weighed = replace(experience, ref_logprobs=ref_logprobs, weights=weights)
+    metrics = ppo.policy_loss(weighed, torch.tensor(10.0)).metrics
+    k3 = math.exp(-0.5) - 1 + 0.5
+    expected = k3 * (2.0 * 2 + 0.5 * LENGTH) / 10
+    assert float(metrics["ppo/ref_kl"].detach()) == pytest.approx(expected, abs=1e-5)
+
+
+def test_reinforce_plus_plus_discounts_by_gamma() -> None:
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    advantages = critic_free_advantages(
+        AdvantageOptions(estimator="reinforce_plus_plus", gamma=0.5),
+        rewards=torch.tensor([[0.0, 0.0, 4.0]]),
+        mask=mask,
+        loss_mask=mask,
+        group_size=1,
+    )
+    returns = [1.0, 2.0, 4.0]
+    expected = [(x - 7 / 3) / statistics.pstdev(returns) for x in returns]
+    assert advantages[0].tolist() == pytest.approx(expected)
 
 
 def test_a_critic_comes_with_the_estimator_that_uses_it(ppo: PPO) -> None:
