@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from lit_rlhf.data import PromptBatch
 from lit_rlhf.ppo import PPO
 from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
 from lit_rlhf.rollout.scoring import compute_values
-from lit_rlhf.tools.doctor.checks.distributions import measure_entropy_gap
+from lit_rlhf.tools.doctor.checks.distributions import check_reference, measure_entropy_gap
 from tests.support.doctor_runs import findings, module_of, not_ok, only_finding, with_experience
 
 
@@ -24,6 +25,18 @@ def test_reference_that_is_another_model_is_a_failure(root: Path, tmp_path: Path
     finding = only_finding(findings(root, tmp_path, module), "reference", "failure")
     assert "nats per token before the first update, expected 0" in finding.observation
     assert "model.model_path" in finding.change
+
+
+def test_kl_is_estimated_on_samples_of_the_policy() -> None:
+    case: Any = SimpleNamespace(
+        estimates=SimpleNamespace(
+            logprobs=torch.tensor([[-2.0]]), ref_logprobs=torch.tensor([[-1.0]])
+        ),
+        rollouts=SimpleNamespace(response_mask=torch.tensor([[True]])),
+        tolerance=lambda full, low: full,
+    )
+    # exp(-x) - 1 + x of x = -1
+    assert "KL(policy, reference) is 0.72 nats" in check_reference(case).observation
 
 
 OtherLogprobs = with_experience(lambda made: {"old_logprobs": made.old_logprobs - 0.1})

@@ -9,9 +9,10 @@ import pytest
 from lit_rlhf.data import DataSource
 from lit_rlhf.functional import wilson_interval
 from lit_rlhf.tools.doctor import Finding
+from lit_rlhf.tools.doctor.checks.pairs import _read_pairs
 from lit_rlhf.tools.evaluation.reward_report import score_pairs
 from tests.support.doctor_runs import findings, module_of
-from tests.support.stages import ANSWERS, QUESTIONS, source
+from tests.support.stages import ANSWERS, QUESTIONS, first_batch, preferences, source
 
 
 def write_pairs(root: Path, path: Path, n_wrong: int) -> list[DataSource]:
@@ -46,6 +47,16 @@ def test_a_reward_model_near_one_half_is_warned_of(
     accuracy = f"accuracy {1 - n_wrong / 8:.2f} [{low:.2f}, {high:.2f}]"
     assert f"on held-out pairs: {accuracy} on 8 pairs; " in finding.observation
     assert ("near one half" in finding.change) is (status == "warning")
+
+
+def test_held_out_pairs_are_those_of_the_runs_own_split(root: Path) -> None:
+    data = preferences(root, val_sources=None, val_fraction=0.5, test_fraction=0.25)
+    first_batch(data, root)  # sets it up
+    held_out = [example.chosen.input_ids.tolist() for example in data.examples["val"]]
+    assert len(held_out) > len(data.examples["test"]) > 0
+    assert data.encoder is not None
+    examples = _read_pairs(data, data.encoder)
+    assert [example.chosen.input_ids.tolist() for example in examples] == held_out
 
 
 def test_prompts_are_not_checked(root: Path, tmp_path: Path) -> None:
