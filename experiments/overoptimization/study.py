@@ -18,7 +18,7 @@ SFT took 8 seconds instead of 29 beside other work, and 64 responses 28 CPU seco
 
 Gate and criterion are in `criterion`, which was committed before any of the runs. A step that is
 finished is not repeated, and one that was interrupted resumes. Without an open gate PPO is not run;
-`--pairs 600 2000` then asks for more pairs, whose results are kept beside.
+`--pairs '[600,2000]'` then asks for more pairs, whose results are kept beside.
 """
 
 from __future__ import annotations
