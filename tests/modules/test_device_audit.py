@@ -395,7 +395,7 @@ def test_read_while_decoding_is_found(
     step = Decoder.step
 
     def reading(self: Decoder) -> None:
-        self.lengths.max().item()
+        self.slots.lengths.max().item()
         step(self)
 
     monkeypatch.setattr(Decoder, "step", reading)
