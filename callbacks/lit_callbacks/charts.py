@@ -166,7 +166,11 @@ def to_svg(axes: Axes, label: str) -> Svg:
 
 
 def metric_chart(
-    panel: Panel, runs: Sequence[Run], verdicts: Sequence[LoggedVerdict], steps: tuple[int, int]
+    panel: Panel,
+    runs: Sequence[Run],
+    verdicts: Sequence[LoggedVerdict],
+    steps: tuple[int, int],
+    looks: Mapping[str, RunLook] | None = None,
 ) -> Svg:
     """Render the chart of one metric for a page.
 
@@ -175,13 +179,18 @@ def metric_chart(
         runs: Runs to draw, as in `draw_metric`.
         verdicts: Verdicts of a single run.
         steps: First and last step of the horizontal axis.
+        looks: How the runs look, by name, as in `draw_metric`.
     """
     label = f"{panel.title} over steps {steps[0]} to {steps[1]}"
-    return to_svg(draw_metric(panel, runs, verdicts, steps), label)
+    return to_svg(draw_metric(panel, runs, verdicts, steps, looks), label)
 
 
 def draw_metric(
-    panel: Panel, runs: Sequence[Run], verdicts: Sequence[LoggedVerdict], steps: tuple[int, int]
+    panel: Panel,
+    runs: Sequence[Run],
+    verdicts: Sequence[LoggedVerdict],
+    steps: tuple[int, int],
+    looks: Mapping[str, RunLook] | None = None,
 ) -> Axes:
     """Draw one metric over all runs.
 
@@ -193,6 +202,7 @@ def draw_metric(
         runs: Runs to draw, in the order of their colours.
         verdicts: Verdicts of a single run.
         steps: First and last step of the horizontal axis.
+        looks: How the runs look, by name; `None`: as `choose_looks` chooses.
     """
     axes = new_axes()  # says how to install matplotlib where it is missing
     from matplotlib.ticker import MaxNLocator
@@ -201,7 +211,8 @@ def draw_metric(
     room = 0.015 * (steps[1] - steps[0]) or 0.5
     axes.set_xlim(steps[0] - room, steps[1] + room)
     values: list[float] = []
-    looks = choose_looks(run.name for run in runs)
+    if looks is None:
+        looks = choose_looks(run.name for run in runs)
     for run in runs:
         curve = run.curves.get(panel.key)
         if curve is None:
@@ -342,6 +353,29 @@ def choose_looks(names: Iterable[str]) -> dict[str, RunLook]:
             looks[name] = RunLook(free_colors[n_others % len(free_colors)], dashes)
             n_others += 1
     return looks
+
+
+def choose_looks_over_seeds(
+    names: Iterable[str], groups: Mapping[str, Sequence[str]]
+) -> dict[str, RunLook]:
+    """Choose how runs look where some differ in their seeds alone.
+
+    The runs of a group have the colour of a run with the group's name, and dashes in turn.
+
+    Args:
+        names: Names of the runs, in the order of the legend.
+        groups: Names of the runs of each group, by its name.
+
+    Returns:
+        Looks by name, in the order of the names.
+    """
+    names = list(names)
+    group_of = {name: group for group, members in groups.items() for name in members}
+    looks = choose_looks(dict.fromkeys(group_of.get(name, name) for name in names))
+    for group, members in groups.items():
+        for place, name in enumerate(members):
+            looks[name] = RunLook(looks[group].color, place % len(DASHES))
+    return {name: looks[name] for name in names}
 
 
 def figure_colors(names: Iterable[str]) -> dict[str, str]:

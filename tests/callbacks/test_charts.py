@@ -10,6 +10,7 @@ import pytest
 from lit_callbacks.charts import (
     COLORS,
     choose_looks,
+    choose_looks_over_seeds,
     draw_metric,
     figure_colors,
     metric_chart,
@@ -138,3 +139,20 @@ def test_a_run_has_the_same_colour_on_the_page_and_in_every_figure(tmp_path: Pat
 
 def test_two_runs_of_one_role_have_two_colours() -> None:
     assert len(set(figure_colors(["a/ppo_max", "b/ppo_max"]).values())) == 2
+
+
+def test_runs_over_seeds_have_the_colour_of_their_group_and_dashes_of_their_own() -> None:
+    groups = {"base": ["base_0", "base_1"], "ppo_max": ["x", "y", "z", "w"]}
+    names = ["base_0", "base_1", "x", "y", "other", "z", "w"]
+    looks = choose_looks_over_seeds(names, groups)
+    assert list(looks) == names
+    assert [looks[name].css for name in names] == [
+        "run-c1 dash-0",
+        "run-c1 dash-1",
+        "run-c0 dash-0",
+        "run-c0 dash-1",
+        "run-c2 dash-0",
+        "run-c0 dash-2",
+        "run-c0 dash-0",  # there are three kinds of lines
+    ]
+    assert choose_looks_over_seeds(["a", "b"], {}) == choose_looks(["a", "b"])

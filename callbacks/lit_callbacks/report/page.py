@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from lit_callbacks.charts import FEW_RUNS, choose_looks, metric_chart
+from lit_callbacks.charts import FEW_RUNS, choose_looks_over_seeds, metric_chart
 from lit_callbacks.files import check_output_path, write_text
 from lit_callbacks.monitors import Level
 from lit_callbacks.panels import Panel, choose_panels
@@ -92,6 +92,7 @@ def _render_runs(
     verdicts = [(run, verdict) for run in runs for verdict in run.verdicts]
     verdicts.sort(key=lambda item: (item[1].step, item[1].time))
     phases = [read_phases(run) for run in runs]
+    looks = choose_looks_over_seeds((run.name for run in runs), groups or {})
     newest = max(curve.points[-1].time for run in runs for curve in run.curves.values())
     return render_page(
         "lit_callbacks.report",
@@ -110,11 +111,17 @@ def _render_runs(
         first=steps.first,
         last=steps.last,
         newest=datetime.fromtimestamp(newest, UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        chart=partial(metric_chart, runs=runs, verdicts=[v for _, v in verdicts], steps=steps),
+        chart=partial(
+            metric_chart,
+            runs=runs,
+            verdicts=[v for _, v in verdicts],
+            steps=steps,
+            looks=looks,
+        ),
         percent=lambda step: 100 * (step - steps.first) / max(1, steps.last - steps.first),
         signs=_SIGNS,
         over_seeds=ending_rows(runs, keys, groups) if groups else [],
-        looks=choose_looks(run.name for run in runs),
+        looks=looks,
         split_verdict=split_verdict,
         ending=ending,
         advise=advise,
