@@ -35,9 +35,8 @@ def start(
     if output_dir is not None and Path(output_dir).exists():
         raise ValueError(f"output_dir: expected a free name, got {output_dir}, which exists")
     check_inputs({"model": model}, [data])
-    from lit_rlhf.cli.own_data import (
-        write_configs_for,  # imports torch, for which --help does not wait
-    )
+    # imports torch, for which --help does not wait
+    from lit_rlhf.cli.own_data import write_configs_for
     from lit_rlhf.data import DataSource
 
     source = DataSource(data, columns=columns, map=map)
