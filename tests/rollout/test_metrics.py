@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from lit_rlhf import rollout
 from tests.support.rollout_metrics import compute_metrics, expected_metrics
@@ -14,19 +15,34 @@ def test_metrics_depend_on_neither_padding_nor_batches(cut: int | None) -> None:
     assert compute_metrics() == {}
 
 
+def add_batch(
+    metrics: rollout.RolloutMetrics, ids: Tensor, mask: Tensor, **scores: dict[str, Tensor]
+) -> None:
+    """Add responses that all ended, whose tokens have log-probs and entropies of 0.
+
+    Args:
+        metrics: What they are added to.
+        ids: Their tokens, `[B, T]` long.
+        mask: Which of them are real, `[B, T]` bool.
+        **scores: `scores` and `votes` of the update.
+    """
+    zeros = torch.zeros(ids.shape)
+    metrics.update(
+        logprobs=zeros,
+        ref_logprobs=zeros,
+        entropy=zeros,
+        response_mask=mask,
+        response_ids=ids,
+        terminated=torch.ones(len(ids), dtype=torch.bool),
+        **scores,
+    )
+
+
 def test_commonest_opening_is_counted_over_batches() -> None:
     metrics = rollout.RolloutMetrics()
     for rows in ([[1, 2, 3, 4, 5], [1, 2, 3, 4, 9]], [[1, 2, 3, 4, 7], [1, 2, 3, 0, 0]]):
         ids = torch.tensor(rows)
-        zeros, ended = torch.zeros(ids.shape), torch.ones(2, dtype=torch.bool)
-        metrics.update(
-            logprobs=zeros,
-            ref_logprobs=zeros,
-            entropy=zeros,
-            response_mask=ids > 0,
-            response_ids=ids,
-            terminated=ended,
-        )
+        add_batch(metrics, ids, mask=ids > 0)
     # three of four begin with 1 2 3 4; the fourth ends after 1 2 3
     computed = metrics.compute()
     assert float(computed["rollout/opening_share"]) == 0.75
@@ -37,15 +53,7 @@ def test_openings_of_short_responses_are_alike_whatever_stands_behind_them() -> 
     metrics = rollout.RolloutMetrics()
     for rows in ([[1, 2]], [[1, 2, 7, 7, 7], [1, 2, 8, 8, 8], [1, 2, 3, 4, 5]]):
         ids = torch.tensor(rows)
-        zeros = torch.zeros(ids.shape)
-        metrics.update(
-            logprobs=zeros,
-            ref_logprobs=zeros,
-            entropy=zeros,
-            response_mask=ids < 7,
-            response_ids=ids,
-            terminated=torch.ones(len(rows), dtype=torch.bool),
-        )
+        add_batch(metrics, ids, mask=ids < 7)
     # three of four are 1 2
     assert float(metrics.compute()["rollout/opening_share"]) == 0.75
 
@@ -53,16 +61,13 @@ def test_openings_of_short_responses_are_alike_whatever_stands_behind_them() -> 
 def test_scores_are_means_over_the_responses_with_a_vote() -> None:
     metrics = rollout.RolloutMetrics()
     ids = torch.tensor([[4], [5], [6]])
-    zeros = torch.zeros(ids.shape)
+    scores = torch.tensor([1.0, 2.0, 6.0])
     for votes in ([True, True, False], [False, True, False]):
-        metrics.update(
-            logprobs=zeros,
-            ref_logprobs=zeros,
-            entropy=zeros,
-            response_mask=ids > 0,
-            response_ids=ids,
-            terminated=torch.ones(3, dtype=torch.bool),
-            scores={"score": torch.tensor([1.0, 2.0, 6.0]), "all": torch.tensor([1.0, 2.0, 6.0])},
+        add_batch(
+            metrics,
+            ids,
+            mask=ids > 0,
+            scores={"score": scores, "all": scores},
             votes={"score": torch.tensor(votes)},
         )
     computed = metrics.compute()
@@ -71,14 +76,7 @@ def test_scores_are_means_over_the_responses_with_a_vote() -> None:
 
 
 def test_responses_of_one_token_have_no_bigrams_to_repeat() -> None:
-    metrics, one = rollout.RolloutMetrics(), torch.zeros(2, 1)
+    metrics = rollout.RolloutMetrics()
     ids = torch.tensor([[4], [5]])
-    metrics.update(
-        logprobs=one,
-        ref_logprobs=one,
-        entropy=one,
-        response_mask=ids > 0,
-        response_ids=ids,
-        terminated=torch.ones(2, dtype=torch.bool),
-    )
+    add_batch(metrics, ids, mask=ids > 0)
     assert not {"rollout/repeated_2", "rollout/distinct_2"} & metrics.compute().keys()

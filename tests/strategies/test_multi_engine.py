@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -123,26 +124,24 @@ def test_other_deepspeed_keys_win_over_the_strategys_key_by_key() -> None:
     assert base["zero_optimization"] == {"stage": 2, "overlap_comm": True}
 
 
-def test_gradient_buckets_are_no_larger_than_the_network() -> None:
-    config = engine_config(
+def config_of_small_network(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Engine config of a network of 1,000 weights, with a user's keys."""
+    return engine_config(
         stage=2,
         offload_optimizer=False,
         dtype=torch.float32,
         device_type="cuda",
         numel=1000,
-        overrides={},
+        overrides=overrides,
     )
+
+
+def test_gradient_buckets_are_no_larger_than_the_network() -> None:
+    config = config_of_small_network({})
     assert config["zero_optimization"]["reduce_bucket_size"] == 1000
 
 
 def test_a_users_bucket_size_wins_over_the_strategys() -> None:
-    config = engine_config(
-        stage=2,
-        offload_optimizer=False,
-        dtype=torch.float32,
-        device_type="cuda",
-        numel=1000,
-        overrides={"zero_optimization": {"reduce_bucket_size": 7}},
-    )
+    config = config_of_small_network({"zero_optimization": {"reduce_bucket_size": 7}})
     assert config["zero_optimization"]["reduce_bucket_size"] == 7
     assert config["zero_optimization"]["stage"] == 2
