@@ -175,7 +175,7 @@ PARTS = (
     _iteration(
         "zero 1",
         120,
-        "update faster than in bf16-mixed, as no weight is cast",
+        "update faster than in bf16-mixed, because no weight is cast",
         *("--size", "1b-long", "--precision", "bf16-true", "--iterations", "3"),
         *("--strategy", "multi_deepspeed_stage_1"),
     ),

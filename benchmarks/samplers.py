@@ -229,7 +229,7 @@ def _compare(results: list[dict[str, Any]]) -> str:
     equal = low <= 0 <= high and abs(mean) < MARGIN
     return (
         f"{table(head, rows)}\n"
-        f"Gold of vLLM minus that of the decoder, paired over {len(seeds)} seeds: {mean:+.2f} "
+        f"Gold of vLLM minus gold of the decoder, paired over {len(seeds)} seeds: {mean:+.2f} "
         f"[{low:+.2f}, {high:+.2f}]: {'within noise' if equal else 'not within noise'}.\n"
     )
 

@@ -74,7 +74,7 @@ def test_hide_loading_notes_leaves_other_messages_of_the_libraries(
     for logger in (deepspeed, bitsandbytes):
         monkeypatch.setattr(logger, "handlers", [caplog.handler])
     monkeypatch.setattr(logging.getLogger("bitsandbytes"), "level", logging.NOTSET)
-    bitsandbytes.manager._clear_cache()  # type: ignore[attr-defined]  # of the level before
+    bitsandbytes.manager._clear_cache()  # type: ignore[attr-defined]  # it holds the level before
     hide_loading_notes()
     deepspeed.warning("Setting accelerator to CPU. If you have GPU")
     deepspeed.warning("another one")

@@ -99,7 +99,7 @@ class LastIteration(Callback):
         prompts = batch.attention_mask.sum(1).tolist()
         responses = outputs["response_lengths"].tolist()
         work = update_flops(self.job.work, prompts, responses)
-        # score is the reward model's forward, estimate those of reference and critic: a third each
+        # a third each: score is the reward model's forward, estimate reference's and critic's
         self.operations = {
             "rollout": work.rollout,
             "score": work.score / 3,

@@ -207,8 +207,8 @@ def eos_bias(work: Workload) -> float:
     """Bias of EOS's logit that gives EOS the probability `eos_probability` before training.
 
     The last hidden states have a root mean square of 1 and the output layer's weights a standard
-    deviation of 0.02, so the other logits are normal with variance `0.02^2 * hidden`. The mean of
-    their exponentials is that of a log-normal variable.
+    deviation of 0.02, so the other logits are normal with variance `0.02^2 * hidden`. Their
+    exponentials are log-normal, which gives their mean.
     """
     if work.mode == "full":
         return NEVER

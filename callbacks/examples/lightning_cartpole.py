@@ -88,7 +88,7 @@ def train(growth: float, iterations: int = 80) -> CollapseDetector:
             NonFiniteMonitor(),
         ],
         actions=[StopTraining()],
-        votes=2,  # of which one alone, such as short episodes, may come from bad luck
+        votes=2,  # one alone, such as short episodes, may be bad luck
     )
     trainer = Trainer(
         accelerator="cpu",

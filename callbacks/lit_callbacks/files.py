@@ -75,7 +75,7 @@ def replace_file(path: str | Path) -> Iterator[IO[bytes]]:
             yield stream
         return
     for leftover in target.parent.glob(f".{escape(target.name)}.*.partial"):
-        with suppress(OSError):  # of another account
+        with suppress(OSError):  # the file may belong to another account
             leftover.unlink()
     partial = target.with_name(f".{target.name}.{token_hex(4)}.partial")
     try:

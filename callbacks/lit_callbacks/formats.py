@@ -176,7 +176,7 @@ def read_table(file: LogFile) -> Iterator[Record]:
     columns = _columns(file)
     delimiter = _delimiter(file)
     rows = _read_rows(file, delimiter)
-    if delimiter == ";":  # of a spreadsheet in a language that writes 0,5
+    if delimiter == ";":  # a spreadsheet in a language that writes 0,5
         rows = (
             Record(place, {key: _with_point(value) for key, value in row.items()})
             for place, row in rows
@@ -229,7 +229,7 @@ def _columns(file: LogFile) -> list[str]:
 
 
 def _read_download(file: LogFile, rows: Iterator[Record]) -> Iterator[Record]:
-    """TensorBoard's download of one curve, whose name is in that of the file."""
+    """TensorBoard's download of one curve, which is named in the file's name."""
     match = _TAG_OF_DOWNLOAD.search(file.path.stem)
     key = match[1] if match else file.path.stem
     for place, row in rows:

@@ -311,8 +311,8 @@ class Monitor:
         self.level = Level.HEALTHY
         self.side = ""
         self.crossing: float | None = None
-        # of each of the latest steps, whether it is beyond the suspicious fraction, and beyond the
-        # threshold itself
+        # whether each of the latest steps is beyond the suspicious fraction of the threshold, and
+        # beyond the threshold itself
         self._suspicious: list[bool] = []
         self._beyond: list[bool] = []
 

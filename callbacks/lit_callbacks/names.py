@@ -81,7 +81,7 @@ NAMES: dict[str, dict[str, str]] = {
         SPREAD: "env/reward_std",
         EXPLAINED: "ppo/val/var_explained",
     },
-    "LLaMA-Factory, PPO": {  # of TRL before 0.12, by other names
+    "LLaMA-Factory, PPO": {  # TRL's metrics before 0.12, by other names
         SCORE: "reward",
         KL: "kl",
         LENGTH: "response_len",

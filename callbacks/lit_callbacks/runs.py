@@ -339,7 +339,7 @@ def find_regular_files(folder: str | Path, pattern: str) -> list[Path]:
 
 
 def _find_last_states(files: Iterable[Path]) -> list[Path]:
-    """The state of each run that has all of its steps: the largest of those of its checkpoints."""
+    """For each run the state that has all of its steps: its checkpoints' largest one."""
     by_run: dict[Path, list[Path]] = {}
     for file in files:
         is_checkpoint = file.parent.name.startswith("checkpoint-")

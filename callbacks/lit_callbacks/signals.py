@@ -222,7 +222,7 @@ class ScoreMonitor(Monitor):
         if not noise_factor > 0:
             raise ValueError(f"noise_factor: expected a number above 0, got {noise_factor}")
         self.noise_factor = noise_factor
-        self._spreads: list[float] = []  # of the first readings
+        self._first_spreads: list[float] = []
 
     def read(self, metrics: StepMetrics) -> float:
         """The mean score of this step."""
@@ -230,8 +230,8 @@ class ScoreMonitor(Monitor):
         spread = metrics.scalars.get(self.spread_key, math.nan)
         if scores:
             spread = distribution(scores)["std"]
-        if len(self._spreads) < self.baseline_steps and math.isfinite(spread):
-            self._spreads.append(spread)
+        if len(self._first_spreads) < self.baseline_steps and math.isfinite(spread):
+            self._first_spreads.append(spread)
         return super().read(metrics)
 
     def threshold_of(self, sign: int, *, fixed: float | None, ratio: float | None) -> float:
@@ -254,7 +254,7 @@ class ScoreMonitor(Monitor):
 
     @property
     def _spread(self) -> float:
-        spread = median(self._spreads) if self._spreads else 0.0
+        spread = median(self._first_spreads) if self._first_spreads else 0.0
         return max(spread, self.noise_factor * self._noise)
 
     @property
@@ -266,12 +266,12 @@ class ScoreMonitor(Monitor):
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values."""
-        return {**super().state_dict(), "spreads": list(self._spreads)}
+        return {**super().state_dict(), "spreads": list(self._first_spreads)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state."""
         super().load_state_dict(state)
-        self._spreads = list(state["spreads"])
+        self._first_spreads = list(state["spreads"])
 
 
 class LengthMonitor(Monitor):
@@ -520,7 +520,7 @@ class GroupSpreadMonitor(ShareMonitor):
     informative_key = "rollout/informative_share"
 
     def can_read(self, metrics: StepMetrics) -> bool:
-        """Whether the step has the share, or that of the other prompts."""
+        """Whether the step has the share, or the share of the other prompts."""
         return super().can_read(metrics) or self.informative_key in metrics.scalars
 
     def read(self, metrics: StepMetrics) -> float:

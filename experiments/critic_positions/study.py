@@ -3,7 +3,7 @@
     python -m experiments critic_positions run      # trains what is missing
     python -m experiments critic_positions page     # draws the figure
 
-Runs are those of `experiments.estimators` with a critic, PPO-max and VAPO's lambdas, again with
+Repeats the runs of `experiments.estimators` that have a critic (PPO-max and VAPO's lambdas), with
 a module that keeps the returns and values of each token. Returns are the sums of the rewards to
 come, and not the critic's own targets. The variance of returns at a position is over the responses
 that reach it, and explained is what the value tells of it, 1 - Var(return - value) / Var(return).

@@ -164,7 +164,7 @@ def largest_signals(run: Trajectory, spread: float) -> list[float]:
 
 
 def area(harmed: Sequence[float], harmless: Sequence[float]) -> float:
-    """Chance that of a harmed and a harmless run the harmed one has the larger value.
+    """Chance that a harmed run has a larger value than a harmless one.
 
     Args:
         harmed: Values of the harmed runs.

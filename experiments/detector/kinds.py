@@ -1,7 +1,7 @@
 """The kinds of synthetic runs, old and new, with their troubles.
 
 The kinds from `CHECKABLE_REWARDS` on were added with the second criterion, with eight seeds each.
-A made-up run has no truth: its troubles are those of the story that its course tells.
+A made-up run has no truth: its troubles follow from the story that its course tells.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def apply_settings(monitor: Monitor, settings: Settings) -> Monitor:
 
 
 def monitors_of(run: Trajectory) -> list[Monitor]:
-    """The default monitors, or those of the preset for rewards that can be checked."""
+    """The default monitors, or the preset's for rewards that can be checked."""
     checkable = run.task == Preset.CHECKABLE_REWARD
     return default_monitors(Preset.CHECKABLE_REWARD if checkable else Preset.CHAT)
 

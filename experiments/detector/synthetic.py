@@ -1,6 +1,6 @@
 """How synthetic runs are made: courses of the signals with the noise of a batch of responses.
 
-A course says where each signal is at a time from 0 to 1. The noise of a step's means is that of
+A course says where each signal is at a time from 0 to 1. A step's means are as noisy as means over
 `responses` responses: lengths vary by 60 %, entropies by 35 %, KL by its own size, rewards by their
 standard deviation, shares are binomial. A seed and the name of the kind fix all draws. Courses are
 made up; what they are good for is to say which changes the detector takes for trouble, and which

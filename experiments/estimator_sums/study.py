@@ -3,7 +3,7 @@
     python -m experiments estimator_sums run MODEL    # trains what is missing
     python -m experiments estimator_sums page         # writes docs/estimator_sums.md
 
-Arms are those of `experiments.estimators`, on configs/examples/arithmetic.yaml: 20 iterations of 16
+The arms of `experiments.estimators`, on configs/examples/arithmetic.yaml: 20 iterations of 16
 responses, to 16 prompts or in four groups. Where there is a critic, the first two train it alone,
 and its learning rate is the example's. That configuration, with lambda 1 and advantages whitened
 per minibatch, was made for PPO; of it all arms keep the KL penalty and the normalized and clipped
@@ -69,7 +69,7 @@ BEST_OF: Final = (1, 4, 16)
 BUDGETS: Final = (1.0, 1.5)
 """Square roots of KL, in nats per response."""
 TOKENS: Final = 4000
-"""Sampled tokens of responses, fewer than those of most runs; a shorter run counts whole."""
+"""Sampled tokens of responses, fewer than most runs have; a shorter run counts whole."""
 MARGIN: Final = 0.1
 CRITERION: Final = (
     "An estimator is better (worse) than PPO-max if the mean share of right responses in the "

@@ -3,14 +3,14 @@
     python -m experiments estimators run      # trains what is missing
     python -m experiments estimators page     # writes docs/estimators_compared.md
 
-Each seed has its own world, SFT model and reward model, those of the reproduction, from which every
-arm starts; no estimator without a critic was tried on them before. All arms have PPO-max's options
-and no tuning of their own, and 35 iterations of 128 responses, half of the quickstart's; where
-responses are compared, these are four to each of 32 prompts. VAPO's lambda has alpha 1 instead of
-0.05, which is for thousands of tokens: here it is about 0.9 for a response of nine. `CRITERION` was
-fixed before the first result. After those of seeds 43 to 45, and before all later ones, two arms
-(VAPO, Dr. GRPO), two seeds (46, 47) and the best of n of the SFT policy were added. The result of
-each run is a line of `experiments/estimators/results.jsonl`, and none is repeated.
+Each seed has its own world, SFT model and reward model, which the reproduction trained and every
+arm starts from; no estimator without a critic was tried on them before. All arms have PPO-max's
+options and no tuning of their own, and 35 iterations of 128 responses, half of the quickstart's;
+where responses are compared, these are four to each of 32 prompts. VAPO's lambda has alpha 1
+instead of 0.05, which is for thousands of tokens: here it is about 0.9 for a response of nine.
+`CRITERION` was fixed before the first result. After seeds 43 to 45, and before all later ones, two
+arms (VAPO, Dr. GRPO), two seeds (46, 47) and the best of n of the SFT policy were added. The result
+of each run is a line of `experiments/estimators/results.jsonl`, and none is repeated.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ samples each. The seeds share the SFT, proxy and gold models, so they repeat PPO
 Its first part asks that vanilla PPO's gold falls below SFT's; if it does not, that is the result.
 A judge, if there is one, is asked about 200 test pairs first and is dropped unless it agrees with
 people on 60 % of them; a tie counts as half, and a pair that it cannot judge as none. The mean of
-complete responses, which ended before the limit, stands beside that of all without deciding: where
+complete responses, which ended before the limit, stands beside the mean of all. Where
 only the latter rises, the gain is likely one of ending. Gold at SFT's length, which does not decide
 either, was added after the first seed: the mean less what the other length is worth by the least
 squares line through SFT's responses. Relevance, which does not decide, was added after all seeds,
@@ -79,7 +79,7 @@ SEEDS = (0, 1, 2)
 LONGEST_DEMONSTRATION = 40
 """Tokens."""
 FACTOR = 5.0
-"""Learning rates over those of configs/smollm2."""
+"""Learning rates as a multiple of configs/smollm2's."""
 JUDGED_PAIRS = 200
 LEAST_AGREEMENT = 0.6
 SHOWN = 20
@@ -447,7 +447,7 @@ def format_correlations(done: Mapping[int, dict[str, Any]], arm: str) -> str:
 def format_relevance(
     people: dict[str, dict[str, list[float]]], done: dict[int, dict[str, Any]]
 ) -> str:
-    """Format how near responses are to their questions: people's, and those of each seed."""
+    """Format how near responses are to their questions: people's, and each seed's."""
     own, rejected = (np.array(people[side]["own"]) for side in ("chosen", "rejected"))
     head = [f"relevance: {name}" for name in NAMES.values()]
     pairs = (("ppo_vanilla", "sft"), ("ppo_max", "sft"), ("ppo_max", "ppo_vanilla"))

@@ -46,7 +46,7 @@ from lit_rlhf.files import write_text
 
 PAGE = DOCS / "reproduction.md"
 FIGURES = "images/reproduction"
-"""Folder of the figures in that of the documentation."""
+"""Folder of the figures, below the folder of the documentation."""
 VERDICTS = Path(__file__).with_name("verdicts.json")
 TODAY = (
     "as version 3, but what contradicts a claim, or makes it hold partly, takes intervals with "
@@ -101,7 +101,7 @@ def make_documents(results_file: Path) -> Documents:
         results_file: File of the results; the list of claims is beside it.
 
     Raises:
-        ValueError: If the verdicts are not those of the results.
+        ValueError: If the verdicts do not follow from the results.
     """
     results = read_results(results_file)
     judged = json.loads(VERDICTS.read_text("utf-8"))

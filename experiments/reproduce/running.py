@@ -386,7 +386,7 @@ def pretrain(root: Path, seed: int, trial: bool = False) -> None:
     blocks = ids[: len(ids) // PRETRAINING["block"] * PRETRAINING["block"]]
     blocks = blocks.view(-1, PRETRAINING["block"])
     torch.manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)  # that of SFT
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)  # SFT's learning rate
     epochs = 1 if trial else PRETRAINING["epochs"]
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     for _ in range(epochs):

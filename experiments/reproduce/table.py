@@ -109,7 +109,7 @@ class Arm:
         evaluations: Measurements besides the usual ones: `preferences`, wins against SFT with
             the paper's sampling, and `language`, the perplexity of unseen text of the world.
         iterations: Length of the run, for the budget.
-        size: Cost of an iteration over that of the world's models, for the budget.
+        size: Cost of an iteration as a multiple of one with the world's models, for the budget.
     """
 
     label: str

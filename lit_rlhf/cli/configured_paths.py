@@ -31,7 +31,7 @@ def refuse_missing(command: str, arguments: Sequence[str]) -> None:
         return
     try:
         check_configured_paths(arguments)
-    except (ValueError, OSError) as error:  # of the system: a name that is too long, for instance
+    except (ValueError, OSError) as error:  # OSError: a name that is too long, for instance
         end_with_message(
             error, f"lit_rlhf {command}: error", partial(suggest_preparation, arguments)
         )

@@ -42,13 +42,13 @@ from lit_rlhf.terminal import printable, printable_line
 
 _HELD_OUT = 0.05  # share of the prompts for validation, and as many for the evaluation
 _FEWEST_PROMPTS = 3  # different ones from which some are held out
-_SHOWN = 3  # records
-_SHOWN_LINES = 6  # of a text
+_SHOWN_RECORDS = 3
+_SHOWN_LINES = 6  # lines of a shown text
 _MEASURED = 500  # records
 _SHORTEST = 128  # tokens of a dialogue
-_OWN_POSITIONS = 512  # of the model that is made from the text, if nothing else is asked for
-_FEWEST_TOKENS = 16  # of a dialogue: a few of the prompt and of the response
-_NEW_TOKENS = 128  # of a response, where no stage of the data samples any
+_OWN_POSITIONS = 512  # tokens that a model trained from scratch takes, by default
+_FEWEST_TOKENS = 16  # tokens of a dialogue: a few for the prompt, a few for the response
+_NEW_TOKENS = 128  # longest response, where no stage of the data samples any
 _UPDATES = 20  # least number in an epoch, for small files
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 _PPO_FORWARDS = 4  # policy, reference, critic and reward model score each response
@@ -299,7 +299,7 @@ def _show_examples(
     """Print the first examples, with marks around what is trained on."""
     print("Examples; what is trained on is between [[ and ]]:")
     labels = _EXAMPLE_LABELS[data.kind]
-    for number, example in enumerate(examples[: _SHOWN * len(labels)]):
+    for number, example in enumerate(examples[: _SHOWN_RECORDS * len(labels)]):
         text = printable("".join(_mark(example, encoder)).strip())
         print(f"\n{labels[number % len(labels)]}:", *_shorten(text), sep="\n  | ")
     print()
@@ -489,7 +489,7 @@ def _describe_source(source: DataSource) -> dict[str, Any]:
 def _choose_shown_prompts(data: _OwnData) -> list[str]:
     """Held-out prompts whose responses the report shows during the run, of one turn if there are.
 
-    The configuration has them as text, so that of a dialogue only the last turn is taken.
+    The configuration has them as text, so only the last turn of a dialogue is taken.
     """
     prompts = [record.prompt for record in load_records("prompt", [_held_out_prompts(data)])]
     single = [prompt for prompt in prompts if len(prompt) == 1]
@@ -615,7 +615,7 @@ def _encode_records(
     """
     good: list[Any] = []
 
-    def encode(record: Any) -> Sequence[TokenExample]:  # noqa: ANN401  # of any kind
+    def encode(record: Any) -> Sequence[TokenExample]:  # noqa: ANN401  # a record of any kind
         examples = _encode(encoder, record)
         good.append(record)
         return examples

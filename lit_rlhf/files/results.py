@@ -101,7 +101,7 @@ class ProgressFile:
             ) from error
         if batches and differing:
             raise ValueError(
-                f"{path}: expected the finished batches of this command, got those of one with "
+                f"{path}: expected this command's finished batches, got those of a command with "
                 f"another value of {', '.join(differing)}; repeat that command to finish it, or "
                 "delete the file to start over"
             )

@@ -155,6 +155,6 @@ class RolloutMetrics:
         for name in self._score_names:
             metrics[f"rollout/{name}"] = sums[f"score {name}"] / sums[f"votes {name}"]
             counts[f"rollout/{name}"] = sums[f"votes {name}"]
-        # the same on all ranks, as the sums are
+        # the same on all ranks, because the sums are
         is_empty = dict(zip(counts, torch.stack(list(counts.values())).eq(0).tolist(), strict=True))
         return {key: value for key, value in metrics.items() if not is_empty.get(key)}

@@ -240,7 +240,7 @@ def optimized_networks(module: nn.Module, optimizers: Sequence[Optimizer]) -> li
             outside = sum(not owner_names for owner_names in parameter_owners)
             raise ValueError(
                 f"optimizer {index}: expected the parameters of exactly one direct child module of "
-                f"{type(module).__name__}, got those of: {where}"
+                f"{type(module).__name__}, got parameters of: {where}"
                 + (f", and {outside} that are in no child" if outside else "")
             )
         (name,) = networks

@@ -126,7 +126,7 @@ def counted_by_torch(model: torch.nn.Module, ids: torch.Tensor) -> int:
     with FlopCounterMode(display=False) as counter:
         model(ids)
     counts = counter.get_flop_counts()["Global"].items()
-    # Products of batches are not those of weights: of rotary frequencies and positions in older
+    # Products of batches have no weights: rotary frequencies times positions in older
     # releases of transformers, and of attention, which is none of its own in torch 2.8.
     apart = ("attention", "bmm")
     return sum(count for name, count in counts if not any(a in str(name) for a in apart))

@@ -87,7 +87,7 @@ def test_level_and_cooldown_of_an_action(tmp_path: Path, options: Any, expected:
         (StopTraining(), Trouble.BROKEN, True),
         (StopTraining(), Trouble.EXPLOITING, True),
         (StopTraining(), Trouble.MONOTONOUS, False),
-        (StopTraining(), None, True),  # of a metric of the user
+        (StopTraining(), None, True),  # a metric of the user has no kind
         (StopTraining(kinds=["monotonous"]), Trouble.MONOTONOUS, True),
         (StopTraining(kinds=["monotonous"]), Trouble.EXPLOITING, False),
         (RecordActs(), Trouble.MONOTONOUS, True),

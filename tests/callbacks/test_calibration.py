@@ -36,7 +36,7 @@ def run(last: dict[str, float], calm: int = 10, steps: int = 5) -> list[dict[str
 @pytest.mark.parametrize(
     ("values", "patience", "sign", "expected"),
     [
-        # of 3 in a row the second largest: 5 and 4 lie within three, 9 is alone
+        # the second largest of 3 in a row: 5 and 4 lie within three, 9 is alone
         ([9.0, 1.0, 1.0, 5.0, 2.0, 4.0], 2, 1, 4.0),
         ([3.0, 1.0, 2.0, 0.5], 2, -1, 1.0),
         ([1.0, 7.0], 1, 1, 7.0),

@@ -137,7 +137,7 @@ def test_gradients_of_the_weights_that_go_are_dropped(tmp_path: Path) -> None:
     after = rolled_back(tmp_path, module, 8, action, accumulate_grad_batches=2)
     assert same(after[7], after[3])
     rate = after[7].settings["lr"]
-    expected = stepped(after[3], 7, rate, accumulated=2)  # of the eighth batch alone
+    expected = stepped(after[3], 7, rate, accumulated=2)  # the eighth batch alone
     assert torch.equal(after[8].weights["weight"], expected)
 
 

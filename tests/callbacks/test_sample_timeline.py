@@ -19,7 +19,7 @@ from lit_callbacks.sample_timeline import SampleTimeline
 from tests.support.report_pages import read_events, read_texts
 from tests.support.scripted import Saver, resumes_at_the_next_batch, trainer
 
-BATCHES = 5  # of an epoch
+BATCHES_PER_EPOCH = 5
 SYSTEM = '[{"role": "system", "content": "a"}]'  # a dialogue without a question
 
 
@@ -62,7 +62,7 @@ class Answering(LightningModule):
 
 
 def batches() -> DataLoader[Tensor]:
-    rows = torch.arange(4.0 * BATCHES).reshape(2 * BATCHES, 2) / 10
+    rows = torch.arange(4.0 * BATCHES_PER_EPOCH).reshape(2 * BATCHES_PER_EPOCH, 2) / 10
     return DataLoader(rows, batch_size=2)  # type: ignore[arg-type]
 
 

@@ -105,7 +105,7 @@ def test_a_monitor_that_stands_in_has_no_vote_beside_another_of_its_signal() -> 
     fed(per_response, *[40.0] * 3)
     beyond = Signal("a", C)
     assert level_of(per_response, per_token, beyond, *CALM) is C
-    fed(per_token, *[0.02] * 3)  # of 2,000 tokens
+    fed(per_token, *[0.02] * 3)  # times 2,000 tokens
     assert level_of(per_response, per_token, beyond) is S
 
 
@@ -306,7 +306,7 @@ def test_kinds_count_a_trouble_that_is_not_known_as_each() -> None:
 
 def test_an_optional_monitor_votes_once_it_has_observed_a_step() -> None:
     silent = Monitor("gold", low=0.0, optional=True)
-    # of one signal that votes, one beyond its threshold is enough
+    # where only one signal votes, its threshold alone decides
     assert level_of(Signal("v", C), silent) is C
     silent.observe(1.0)
     assert level_of(Signal("v", C), silent) is S

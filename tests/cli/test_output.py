@@ -85,7 +85,7 @@ PRINTED = {
         r"(?:reward model: )?Llama\w+ from \S+: packed forward(?:, chunked logits)?",
         r"responses of \w+ .* elapsed, .* left",
         TABLE,
-        r"KL and perplexity are those of samples with .*",
+        r"KL and perplexity are measured on samples with .*",
         r"Report: \S+\.json",
     ],
     "generate": [

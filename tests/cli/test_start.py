@@ -86,7 +86,7 @@ def test_sizes_follow_the_records_that_can_be_encoded() -> None:
     write_lines(Path("few.jsonl"), [*refused, *ROWS[38:]])
     main(["start", "few.jsonl"])
     config = configuration(Path("runs/few/sft.yaml"))
-    # of two prompts none can be held out
+    # none of two prompts can be held out
     assert (config["val_fraction"], config["test_fraction"]) == (0.0, 0.0)
     long = [{"prompt": f"why {n}?", "chosen": "word " * 60, "rejected": "no"} for n in range(200)]
     write_lines(Path("long.jsonl"), long)

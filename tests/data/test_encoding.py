@@ -195,7 +195,7 @@ FAMILIES = {
 
 
 def coder_of(template: str) -> DialogueEncoder:
-    """An encoder for a built-in template, or for that of another family."""
+    """An encoder for a built-in template, or for another family's."""
     if template in FAMILIES:
         return DialogueEncoder(FAMILIES[template].tokenizer())
     if template == "chatml of added tokens":

@@ -46,7 +46,7 @@ def on_a_rank(rank: int, root: Path, folder: Path) -> tuple[int, dict[str, int]]
             live.peak = live.live
             with timed(timer, name, *args):
                 yield
-            peaks[name] = live.peak  # of the last iteration, when all moments exist
+            peaks[name] = live.peak  # the last iteration's, when all moments exist
 
         patch.setattr(PhaseTimer, "__call__", watched_phase)
         options = {"network.gradient_checkpointing": True, "loss.ptx_coef": 0.0}

@@ -21,7 +21,7 @@ from tests.support.stages import (
     write_models,
 )
 
-EPOCHS = 3  # of two batches of four; the checkpoint is in the middle of the second
+EPOCHS = 3  # two batches of four each; the checkpoint is in the middle of the second
 
 
 def resume(root: Path, folder: Path, batch_size: int, **arguments: Any) -> dict[str, Tensor]:

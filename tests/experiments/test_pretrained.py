@@ -63,7 +63,7 @@ def test_harm_is_a_gold_score_that_stays_low() -> None:
     start = [0.0, 0.1, -0.1, 0.1, -0.1]  # half of 0.4 below 0: the bound is -0.2
     assert find_harm([*start, -0.19, -0.19, -0.19], std=0.4) is None
     assert find_harm([*start, -0.3, -0.3, 0.0, -0.3, -0.3, -0.3], std=0.4) == 9
-    # the spread is the SFT model's, not that of iterations which already fall
+    # the spread is the SFT model's, without iterations that already fall
     assert find_harm([0.5, 0.4, 0.1, -0.2, -0.8, -1.0, -1.2], std=1.0) == 5
 
 

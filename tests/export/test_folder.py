@@ -107,7 +107,7 @@ def test_papers_differences_are_added_to_llama(kind: str, pickled: bool, tmp_pat
     if kind == "policy":
         del whole["reward_head.weight"]
     published = {n: t - llama[n] if "layers" in n else t for n, t in whole.items()}
-    published["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)  # of older releases
+    published["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)  # older files
     (tmp_path / "tuned" / "model.safetensors").unlink()
     if pickled:
         torch.save(published, tmp_path / "tuned" / "pytorch_model.bin")

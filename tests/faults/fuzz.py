@@ -28,7 +28,7 @@ from tests.faults.matrix import write_root
 from tests.faults.processes import fork, last_line, session, wait
 from tests.faults.results import contents
 
-PROCESSOR_SECONDS = 30  # of a case, after which it hangs
+PROCESSOR_SECONDS = 30  # a case that takes longer hangs
 ADDRESS_SPACE = 12 << 30  # bytes, so that a case cannot take the machine's memory
 ITERATIONS = 2  # after which a run of a configuration is ended: "a million epochs" is no error
 STATUSES = (0, 1, 2, 3, 143)

@@ -166,7 +166,7 @@ def test_networks_use_onednn(options: ModelOptions, folder: Path, handed_over: l
 def test_heads_and_copies_use_onednn_too(folder: Path, handed_over: list[int]) -> None:
     head, scalar = load_lm_head(folder), load_scalar_model(folder, head_seed=0)
     states = torch.ones(5, head.in_features)
-    del handed_over[:]  # of the forwards that are compared after loading
+    del handed_over[:]  # filled by the forwards that are compared after loading
     for layer in (head, scalar.score, copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
         layer(states)
     assert handed_over == [5] * 4

@@ -95,7 +95,7 @@ def test_wrong_tensor_is_named(function: Callable[..., Any]) -> None:
         if value.dim() and (function, name) != (F.masked_sum, "values"):
             for dtype in [torch.long, torch.bool] if value.is_floating_point() else [torch.float32]:
                 assert refusal(function, **{name: value.to(dtype)}) == name
-        # of two tensors that differ, either may be the wrong one
+        # where two tensors differ, either may be the wrong one
         assert refusal(function, **{name: torch.stack([value, value])}) in valid
 
 

@@ -10,7 +10,7 @@ from lit_rlhf.functional import best_of_n, best_of_n_kl, ratio_error, wilson_int
 
 
 def test_the_ends_of_the_interval_are_where_the_share_is_just_not_rejected() -> None:
-    # by definition: the share lies z standard errors, those of the end, away from each end
+    # by definition: the share lies z standard errors away from each end, with the error at that end
     low, high = wilson_interval(7, 20)
     for end in (low, high):
         error = math.sqrt(end * (1 - end) / 20)
@@ -39,7 +39,7 @@ def test_the_error_of_a_ratio_is_that_of_its_units() -> None:
     # 9 of 6: residuals of 2 - 1.5 * 1, 3 - 1.5 * 3 and 4 - 1.5 * 2
     error = ratio_error(torch.tensor([2.0, 3.0, 4.0]), torch.tensor([1.0, 3.0, 2.0]))
     assert error == pytest.approx(math.sqrt(3 / 2 * (0.5**2 + 1.5**2 + 1.0**2)) / 6)
-    # of equal denominators it is the standard error of the mean
+    # with equal denominators it is the standard error of the mean
     values = torch.tensor([1.0, 4.0, 2.0, 8.0])
     expected = float(values.std() / math.sqrt(4)) / 5
     assert ratio_error(values, torch.full((4,), 5.0)) == pytest.approx(expected)
@@ -69,7 +69,7 @@ def test_best_of_n_is_the_mean_over_all_subsets(scores: list[float], n: int) -> 
 
 def test_best_of_n_by_hand() -> None:
     scores, values = torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([[0.9, 0.0, 0.3]])
-    # of the three pairs, two have the best sample and one has the second
+    # two of the three pairs have the best sample, and one has the second
     assert float(best_of_n(scores, values, 2)) == pytest.approx((2 * 0.9 + 0.3) / 3)
     assert float(best_of_n(scores, values, 1)) == pytest.approx(0.4)
     assert best_of_n_kl(4) == pytest.approx(math.log(4) - 0.75)

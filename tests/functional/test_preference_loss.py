@@ -54,7 +54,7 @@ def test_smoothed_labels_and_centered_scores_by_a_loop() -> None:
         chosen_scores, rejected_scores, margin=margins, label_smoothing=0.1, center_coef=0.01
     )
     assert output.loss.item() == pytest.approx(expected / 3, rel=1e-12)
-    assert output.margin.item() == pytest.approx(-2 / 3)  # of the scores alone
+    assert output.margin.item() == pytest.approx(-2 / 3)  # the scores' alone
 
 
 @pytest.mark.parametrize("difference", [-20.0, -100.0, -1000.0])
@@ -117,5 +117,5 @@ def test_each_head_has_the_loss_of_the_pairs_that_it_learns_from() -> None:
     output = pairwise_reward_loss(chosen, rejected, margin=margin, head_mask=mask)
     expected = (naive_loss(1.0) + naive_loss(-1.0) + naive_loss(1.0)) / 3
     assert output.loss.item() == pytest.approx(expected, rel=1e-6)
-    # of the heads' mean: -1 and 1
+    # the heads' means are -1 and 1
     assert (output.accuracy.item(), output.margin.item()) == (0.5, 0.0)

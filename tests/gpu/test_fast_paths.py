@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, needs_cuda]
 
 
 def learned() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Texts padded on the right, their mask, and that of all tokens but the first."""
+    """Texts padded on the right, their mask, and the mask of all tokens but the first."""
     ids, mask = (tensor.flip(1) for tensor in make_prompts())
     targets = mask.clone()
     targets[:, 0] = False

@@ -14,7 +14,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 pytestmark = [pytest.mark.gpu, needs_cuda]
 
 STAGES = ("sft", "reward", "ppo")
-# of the tiny lab: the number of losses that each stage logs
+# the number of losses that each stage of the tiny lab logs
 N_LOSSES = {"sft": ("sft/loss", 3), "reward": ("reward/loss", 2), "ppo": ("ppo/policy_loss", 2)}
 
 

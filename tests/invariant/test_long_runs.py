@@ -1,4 +1,4 @@
-"""Twenty iterations of PPO on two ranks are those of one process with the same global batch.
+"""Twenty iterations of PPO on two ranks equal those on one process with the same global batch.
 
 DDP, one DeepSpeed engine for each network under ZeRO-2, and FSDP2, over real gloo processes in
 float32: critic pre-training, ptx, four micro-batches, schedules, and clips that act on both.

@@ -74,7 +74,7 @@ def test_a_batch_with_much_to_keep_is_split_without_being_asked(
 def test_uneven_micro_batches_count_their_own_rows_and_tokens(
     root: Path, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes: dict[int | None, list[int]] = {}  # of the last update, by the limit of rows or tokens
+    sizes: dict[int | None, list[int]] = {}  # in the last update, by the limit of rows or tokens
     split = micro_batches.split_batch
 
     def watched(

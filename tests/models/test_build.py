@@ -27,7 +27,7 @@ from tests.support.tiny_models import tiny_tokenizer
     [
         ModelOptions(),
         LORA,
-        # of no use for saving, and neither needs a GPU or a compiler there
+        # no use for saving, where neither needs a GPU or a compiler
         ModelOptions(torch_compile="inductor", fused_kernels=True, gradient_checkpointing=True),
     ],
     ids=["plain", "lora", "fast"],

@@ -130,7 +130,7 @@ def test_targets_can_be_chosen(causal_folder: Folder) -> None:
 
 
 def batch(length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Token ids, their mask, and that of all but the first of a row."""
+    """Token ids, their mask, and the mask of all but the first of a row."""
     mask = torch.arange(length) < torch.tensor([length, length // 2, length - 3])[:, None]
     ids = torch.randint(4, 288, mask.shape, generator=torch.Generator().manual_seed(length))
     return ids, mask, mask & (torch.arange(length) > 0)
@@ -276,7 +276,7 @@ def test_fused_kernels_run_on_the_device_only(folder: Path, liger: list[str]) ->
         for network in (model, copied):
             liger.clear()
             assert torch.equal(hidden_states(network, ids, mask), expected)
-            assert Counter(liger) == {"norm": 5, "rope": 2}  # of two layers
+            assert Counter(liger) == {"norm": 5, "rope": 2}  # two layers
         copied.get_input_embeddings().weight.zero_()
         assert torch.equal(hidden_states(model, ids, mask), expected)
 

@@ -287,8 +287,8 @@ def test_a_decoding_step_launches_a_bounded_number_of_kernels(
     assert steps <= per_layer * policy.config.num_hidden_layers + per_step
     # bf16-mixed casts weights once, before the first step
     assert audit.weight_casts["decode"] + audit.weight_casts["sample"] == 0
-    # a captured step is one launch, after one step of each number of rows that warms it up, and one
-    # of the network that looks for waits
+    # A captured step is one launch. Before it, each number of rows has one step that warms it up,
+    # and the network has one step that looks for waits.
     captured = audit.calls["step"] - len(n_rows) - 1
     assert audit.calls["replay"] == (0 if precision == "32-true" else captured)
 

@@ -40,7 +40,7 @@ def test_sft_has_an_interval_and_the_frequencies_beside_it() -> None:
     )
     assert str(described("sft", logged | {"val/sft/frequency_loss": 1.0})).endswith(": worse")
     assert str(described("sft", logged | {"val/sft/frequency_loss": 2.1})).endswith(": no better")
-    del logged["val/sft/loss_error"]  # of a single dialogue
+    del logged["val/sft/loss_error"]  # a single dialogue has none
     line = str(described("sft", logged))
     assert line.startswith("perplexity 7.39, token accuracy 0.48; ")
     assert line.endswith(" 148 and 0.06")

@@ -148,7 +148,7 @@ def llama_7b(kind: Any = AutoModelForCausalLM) -> Any:
 def test_a_cuda_device_takes_activations_and_a_chunk_of_logits() -> None:
     model = llama_7b()
     scalar = llama_7b(AutoModelForSequenceClassification)
-    activation_bytes = 3 * 32 * (11 * 4096 + 3 * 11008)  # of a token, in bfloat16
+    activation_bytes = 3 * 32 * (11 * 4096 + 3 * 11008)  # per token, in bfloat16
     logits = 14 * 32000
 
     def tokens(model: Any, memory: int, itemsize: int = 2) -> int:

@@ -80,7 +80,7 @@ def test_a_skipped_iteration_leaves_the_moments_of_the_sources(root: Path, tmp_p
     stage = FaultyEstimates((1,), "values", **options)
     stages.fit_module(stage, stages.prompts(root, batch_size=2), tmp_path)
     (moments,) = stage.reward.moments.values()
-    # of four iterations, one was skipped
+    # one of four iterations was skipped
     assert float(moments.count) == float(stage.ppo.score_moments.count) == 6.0
 
 

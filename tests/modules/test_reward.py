@@ -21,7 +21,7 @@ from lit_rlhf.rollout import RolloutBatch
 from lit_rlhf.strategies import MultiEngineDeepSpeedStrategy, ShardedStrategy
 from tests.support import stages
 
-RATE = 0.3  # of MetaRM
+META_RATE = 0.3
 
 
 def module(root: Path, **options: Any) -> RewardModule:
@@ -192,7 +192,7 @@ class Observed(RewardModule):
 
 
 def build(root: Path, **options: Any) -> Observed:
-    usual = {"meta_rate": RATE, "lm_coef": 0.3, "optimizer": {"grad_clip": None}}
+    usual = {"meta_rate": META_RATE, "lm_coef": 0.3, "optimizer": {"grad_clip": None}}
     return Observed(str(root / "policy"), **usual | options)
 
 
@@ -209,7 +209,7 @@ def unpadded(side: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def differences(model: RewardModule, batch: PreferenceBatch) -> Tensor:
-    """Score of the chosen response minus that of the rejected one, row by row."""
+    """Score of the chosen response minus score of the rejected one, row by row."""
     scores = [
         torch.cat([model.model.score(model.model.base_model(ids)[0][0, -1]) for ids, _ in rows])
         for rows in map(unpadded, (batch.chosen, batch.rejected))
@@ -232,7 +232,7 @@ def test_the_gradient_is_that_of_the_loss_at_moved_weights(
     moves = torch.autograd.grad(j, list(weights.values()), allow_unused=True)
     with torch.no_grad():
         for weight, move in zip(weights.values(), moves, strict=True):
-            weight += 0 if move is None else RATE * move
+            weight += 0 if move is None else META_RATE * move
     loss = torch.log1p((-differences(model, module.batch)).exp()).mean()
     nlls = []
     for ids, is_target in unpadded(module.batch.chosen):
@@ -310,10 +310,10 @@ def test_steps_draw_pairs_for_their_epoch_and_batch(root: Path, tmp_path: Path) 
     ("rate", "n_sources", "strategy", "dtype", "message"),
     [
         (0.0, 1, SingleDeviceStrategy, torch.float32, "or neither, got 0.0 and 1 sources"),
-        (RATE, 0, SingleDeviceStrategy, torch.float32, "or neither, got 0.3 and 0 sources"),
-        (RATE, 1, MultiEngineDeepSpeedStrategy, torch.float32, "got MultiEngineDeepSpeed"),
-        (RATE, 1, ShardedStrategy, torch.float32, "got ShardedStrategy and torch.float32"),
-        (RATE, 1, DDPStrategy, torch.bfloat16, "got DDPStrategy and torch.bfloat16"),
+        (META_RATE, 0, SingleDeviceStrategy, torch.float32, "or neither, got 0.3 and 0 sources"),
+        (META_RATE, 1, MultiEngineDeepSpeedStrategy, torch.float32, "got MultiEngineDeepSpeed"),
+        (META_RATE, 1, ShardedStrategy, torch.float32, "got ShardedStrategy and torch.float32"),
+        (META_RATE, 1, DDPStrategy, torch.bfloat16, "got DDPStrategy and torch.bfloat16"),
     ],
 )
 def test_meta_rate_that_cannot_be_exact_is_refused(
@@ -327,8 +327,8 @@ def test_meta_rate_that_cannot_be_exact_is_refused(
     ("rate", "strategy", "dtype"),
     [
         (0.0, MultiEngineDeepSpeedStrategy, torch.bfloat16),
-        (RATE, SingleDeviceStrategy, torch.float64),
-        (RATE, DDPStrategy, torch.float32),
+        (META_RATE, SingleDeviceStrategy, torch.float64),
+        (META_RATE, DDPStrategy, torch.float32),
     ],
 )
 def test_meta_rate_that_is_exact_or_absent_is_accepted(

@@ -183,7 +183,7 @@ def test_run_that_ends_leaves_no_lock_and_interrupted_one_mark(root: Path, tmp_p
 
 
 def test_a_run_does_not_start_from_the_folder_of_an_interrupted_one(own: Path) -> None:
-    """The model there may be that of a run before."""
+    """The model there may come from a run before."""
     (own / "policy").rename(own / "sft")
     module = SFTModule(str(own / "sft"), output_dir=str(own / "policy"))
     with pytest.raises(KeyError):

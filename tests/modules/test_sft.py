@@ -29,7 +29,7 @@ def test_loss_is_the_mean_over_all_completion_tokens(
     assert batch.completion_mask[torch.arange(8), batch.attention_mask.sum(1) - 1].all()
     assert not batch.attention_mask.all()
     assert len(set(batch.completion_mask.sum(1).tolist())) > 3
-    losses = []  # of each completion token, row by row without padding, float64
+    losses = []  # one per completion token, row by row without padding, float64
     for ids, real, is_target in zip(*batch, strict=True):
         losses.append(token_nll(model.model, ids[real])[is_target[real][1:]])
     expected = torch.cat(losses).mean()

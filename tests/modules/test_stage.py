@@ -100,7 +100,7 @@ def test_warmup_is_rounded_up_and_the_rate_falls_to_its_least(root: Path, tmp_pa
     run = fit_module(module, data, tmp_path, max_epochs=5, callbacks=[watch])
     rates = [rate for ((rate, _),) in watch.seen.values()]
     assert rates[:3] == pytest.approx([0.5e-3, 1e-3, 1e-3])
-    last = 0.3 + 0.7 * 0.5 * (1 + math.cos(math.pi * 7 / 8))  # of eight steps behind the warm-up
+    last = 0.3 + 0.7 * 0.5 * (1 + math.cos(math.pi * 7 / 8))  # seventh of eight steps
     assert rates[-1] == pytest.approx(1e-3 * last)
     assert run.optimizers[0].param_groups[0]["lr"] == rates[-1]  # held
 
@@ -212,7 +212,7 @@ def test_stochastic_weight_averaging_is_refused(root: Path, tmp_path: Path) -> N
     assert not (tmp_path / "model").exists()
 
 
-# of torch.compile itself, which looks at the module's properties
+# torch.compile warns when it looks at the module's properties
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_compiled_module_is_refused_with_option_that_compiles(root: Path, tmp_path: Path) -> None:
     module: Any = torch.compile(SFTModule(str(root / "policy")))

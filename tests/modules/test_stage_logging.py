@@ -12,7 +12,7 @@ from lit_callbacks.output import say
 from lit_rlhf.modules import PPOModule, RewardModule, SFTModule
 from tests.support.stages import demonstrations, fit_module, ppo_options, preferences, prompts
 
-# logged once the policy is trained; docs/test_metrics.py compares all keys with those of the page
+# logged once the policy is trained; docs/test_metrics.py compares all keys with the page's
 POLICY = {
     *("ppo/policy_loss", "ppo/ptx_loss", "ppo/entropy_loss", "ppo/approx_kl", "ppo/ratio"),
     *("ppo/ratio_first", "ppo/clip_fraction", "ppo/policy_grad_norm"),

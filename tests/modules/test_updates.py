@@ -305,7 +305,7 @@ def test_training_stops_after_the_set_number(root: Path, tmp_path: Path) -> None
     assert "It was number 3 in a row (max_skipped_in_a_row)" in message
     assert f"The last checkpoint is {folder / 'epoch=0.ckpt'}: resume" in message
     assert not (tmp_path / "model").exists()
-    # its weights are those of the last update that went through
+    # its weights come from the last update that went through
     saved = torch.load(folder / "epoch=0.ckpt", weights_only=True)["state_dict"]
     for name, weight in module.model.state_dict().items():
         assert torch.equal(saved[f"model.{name}"], weight)

@@ -62,7 +62,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "lit_rlhf/ppo/algorithm.py": PPO,
     "lit_rlhf/modules/ppo.py": PPO,
 }
-"""Tests by module. `find_tests` knows those of other modules by their names."""
+"""Tests by module. `find_tests` finds other modules' tests by their names."""
 FUNCTIONS = {
     "lit_rlhf/ppo/algorithm.py": (
         *("PPO.shape_rewards", "PPO.reparameterize", "PPO.experience", "PPO.adapt_kl_coef"),

@@ -124,7 +124,7 @@ def test_prompts_with_unlike_scores_are_learned_from_first(ppo: PPO, prompts: Pr
     rollouts = ppo.rollout(batch, seed=1)
     estimates = ppo.estimate(rollouts)
     rewards = torch.arange(8.0)[:, None] * rollouts.response_mask
-    # of four prompts, alike in the first and third
+    # four prompts, of which the first and third are alike
     scores = torch.tensor([2.0, 2.0, 1.0, 0.0, 0.1, 0.1, 5.0, 3.0])
     experience = ppo.experience(rollouts, rewards, estimates)
     assert ppo.select_prompts(experience, scores) is experience

@@ -197,7 +197,7 @@ def test_ppo_starts_without_kl_and_at_a_ratio_of_one(
     metrics = run.callback_metrics
     assert float(metrics["rollout/kl"]) == pytest.approx(0.0, abs=1e-5)
     assert float(metrics["ppo/ratio_first"]) == pytest.approx(1.0, abs=1e-5)
-    # the state dict of a checkpoint is that of a network without ruled out ids
+    # a checkpoint's state dict does not depend on ruled out ids
     assert not any("without_token" in name for name in module.state_dict())
 
 

@@ -65,7 +65,7 @@ def test_sum_is_over_the_rewards_that_vote() -> None:
 def test_moments_are_over_the_votes() -> None:
     reward = build_reward(normalize=True)
     scores = score(reward, TEXTS)
-    std = math.sqrt((4 + 4 + 0) / 3)  # of 2, 6 and 4 around 4
+    std = math.sqrt((4 + 4 + 0) / 3)  # 2, 6 and 4 around their mean of 4
     expected = [-0.5, -1.5, 2 * -2 / std, 2 * 2 / std, 0.0 - 2.0, -0.5]
     assert scores.total.tolist() == pytest.approx(expected, rel=1e-6)
     reward.commit_moments(scores)

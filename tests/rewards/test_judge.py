@@ -155,7 +155,7 @@ def test_configurations_name_it() -> None:
         entry["criterion"] = "It is short."
         reward = WeightedReward({"short": entry}, ModelOptions(), tiny_tokenizer())
         assert reward(make_rollouts(TEXTS), PROMPTS).total.tolist() == [1.5, 3.0, 0.5, 1.5]
-    # of a received checkpoint, as it would be sent all texts
+    # a judge in a received checkpoint would be sent all texts
     assert untrusted_rewards({"short": entry, "long": {"rule": "length", "longest": 3}}) == [
         "short"
     ]

@@ -401,7 +401,7 @@ def test_a_token_in_the_address_of_a_server_is_refused_and_not_shown(tmp_path: P
         assert "secret" not in str(error.value)
 
 
-@pytest.mark.filterwarnings("default")  # of what vLLM imports
+@pytest.mark.filterwarnings("default")  # vLLM's imports warn
 def test_vllm_itself_follows_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("vllm", reason="vLLM has an environment of its own, see docs/sampler.md")
     for name, value in (("KVCACHE_SPACE", "1"), ("OMP_THREADS_BIND", "nobind")):

@@ -82,8 +82,8 @@ def test_optimizers_of_other_parameters_are_refused_by_name() -> None:
     shared = Pair()
     shared.critic.weight = shared.policy[0].weight = nn.Parameter(torch.zeros(3, 2))
     for owner, parameters, message in (
-        (module, [[*policy, *critic]], "got those of: critic, policy"),
-        (module, [[*critic, module.offset]], "those of: critic, and 1 that are in no child"),
+        (module, [[*policy, *critic]], "got parameters of: critic, policy"),
+        (module, [[*critic, module.offset]], "parameters of: critic, and 1 that are in no child"),
         (module, [layers, policy[2:]], "optimizer 1: 'policy' already has optimizer 0"),
         (shared, [[*shared.critic.parameters()]], "expected the parameters of exactly one direct"),
     ):

@@ -1,4 +1,4 @@
-"""Prompts of unequal lengths, and responses to them: sampled ones, and those of transformers."""
+"""Prompts of unequal lengths, and responses to them: sampled by us, and by transformers."""
 
 from collections.abc import Sequence
 from typing import Any

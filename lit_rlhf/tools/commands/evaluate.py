@@ -299,8 +299,8 @@ def _sample_and_compare(
     if options.sampling.off_policy_options:
         changed = ", ".join(options.sampling.off_policy_options)
         print(
-            f"KL and perplexity are those of samples with {changed}; for those of the "
-            "policies: --temperature 1 --top_p 1 --repetition_penalty 1"
+            f"KL and perplexity are measured on samples with {changed}. To measure "
+            "the policies themselves: --temperature 1 --top_p 1 --repetition_penalty 1"
         )
     if options.responses is not None:
         print(f"Responses: {options.responses}")

@@ -241,7 +241,7 @@ class Outcome(NamedTuple):
         elif self.collapsed:
             vanilla = (
                 f"vanilla PPO's gold reward fell {golds}, but, unexpectedly, its score under the "
-                f"reward model did not end above that of PPO-max ({scores})"
+                f"reward model did not end above PPO-max's ({scores})"
             )
         elif self.vanilla_gold < self.sft_gold:
             vanilla = (

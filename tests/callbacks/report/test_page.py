@@ -410,7 +410,7 @@ def test_responses_beside_the_file_of_a_log_are_shown(tmp_path: Path) -> None:
 def test_page_tells_the_gain_or_why_there_is_none(tmp_path: Path, calm: str) -> None:
     write_samples(calm, SAMPLES)
     assert "expected at least" in report(tmp_path, calm).root.one(css="responses").text
-    # of an all-over rise of 1, longer responses explain all
+    # longer responses explain all of a rise of 1
     places = [(step, step + n) for step in (0, 1) for n in range(8)]
     rest = {"response": "a b c"}
     write_samples(calm, [{"step": step, "score": n, "length": n, **rest} for step, n in places])

@@ -55,7 +55,7 @@ def test_comparison_writes_its_report_and_responses(
     # the paper's sampling changes the distribution, and that is said
     papers = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
     assert papers.items() <= report["settings"].items()
-    note = "KL and perplexity are those of samples with top_p, repetition_penalty"
+    note = "KL and perplexity are measured on samples with top_p, repetition_penalty"
     assert note in printed
     untruncated = ["--temperature", "1", "--top_p", "1", "--repetition_penalty", "1"]
     main(arguments(folders, *untruncated))

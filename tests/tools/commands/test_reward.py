@@ -113,7 +113,7 @@ def test_strength_is_mean_and_deviation_over_the_models(
         (pair["chosen"], pair["rejected"]) for pair in PAIRS
     ]
     for row in rows:
-        points = [  # of the models that scored the pair: seeds 4, 5, ...
+        points = [  # one for each model that scored the pair: seeds 4, 5, ...
             5 + number
             for number, part in enumerate(models.scored)
             if any((r.chosen, r.rejected) == (row["chosen"], row["rejected"]) for r in part)
@@ -199,7 +199,7 @@ def test_fits_are_those_of_the_reward_stage(
     root = world_root(tmp_path_factory.getbasetemp())
     pairs = root / "world" / "preferences.jsonl"
     small, out = overlay(tmp_path, "small", SMALL["reward"]), tmp_path / "out"
-    capsys.readouterr()  # that of the models it starts from
+    capsys.readouterr()  # drop what the models it starts from printed
     run(
         *("reward", "strength", "--model", str(root / "sft"), "--preferences", f"lab={pairs}"),
         *("--fit_config", str(QUICKSTART / "reward.yaml"), str(small), "--folds", "2"),
@@ -256,7 +256,7 @@ def test_relabelled_pairs_by_hand(
     rows = read_lines(Path(output))
     relabelled = [f"{r['chosen']} {r['strength']} {r.get('margin') or 0}" for r in rows]
     assert relabelled == expected
-    assert all(row["chosen"][1] == row["rejected"][1] for row in rows)  # of one pair
+    assert all(row["chosen"][1] == row["rejected"][1] for row in rows)  # one prompt each
     records = load_records("preference", [DataSource(output)])
     assert [record.margin for record in records] == [float(e.split()[2]) for e in expected]
 

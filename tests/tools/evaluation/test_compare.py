@@ -106,7 +106,7 @@ def test_interrupted_comparison_samples_what_is_missing(folders: Folders, tmp_pa
     with pytest.raises(ValueError, match=r"out\.jsonl\.partial: .* another value of reward_m"):
         run("out.jsonl", rewards={QUESTION_MARKS: 1.0})
     result = run("out.jsonl")
-    assert n_batches == [6, 2]  # of three for each policy
+    assert n_batches == [6, 2]  # three batches for each policy, and the rest
     assert result.as_dict() == whole.as_dict()
     assert torch.equal(result.samples["ppo"].kl, whole.samples["ppo"].kl)
     assert_continued(tmp_path)

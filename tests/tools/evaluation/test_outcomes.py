@@ -23,7 +23,7 @@ def test_outcomes_are_shares_of_prompts() -> None:
 def test_intervals_of_shares_are_wilsons() -> None:
     differences = [1.0] * 120 + [0.0] * 200 + [-1.0] * 80  # shares of 0.3, 0.5 and 0.2
     rates = outcome_rates(differences, [0.0] * 400)
-    z = 1.959964  # of the normal distribution at 97.5 %
+    z = 1.959964  # the normal distribution's quantile at 97.5 %
     intervals = (rates.win_interval, rates.tie_interval, rates.lose_interval)
     for share, interval in zip((0.3, 0.5, 0.2), intervals, strict=True):
         # both ends are the shares from which this one is z standard errors away

@@ -234,7 +234,7 @@ def test_interrupted_generation_samples_what_is_missing(folders: Folders, tmp_pa
     sampling = Sampling()
     with patch("lit_rlhf.tools.evaluation.sampling.load_policy", side_effect=load_policy) as load:
         result = run("out.jsonl", sampling)
-    assert sampling.n_batches == 3  # of four for each model
+    assert sampling.n_batches == 3  # four for each model, less those that were done
     assert [call.args[0] for call in load.call_args_list] == [folders.ppo]
     assert result == whole
     assert_continued(tmp_path)

@@ -79,7 +79,7 @@ def _describe_ends(case: Case) -> Finding:
     share = f"{cut_off / count:.0%} of {count} responses were cut off at {limit} tokens"
     if cut_off / count > _MOST:
         return warning(
-            f"{share}: their scores are those of unfinished text, and EOS is seldom trained.",
+            f"{share}: the reward model scores unfinished text, and EOS is seldom trained.",
             f"Raise model.sampling.max_new_tokens (now {limit}), or set "
             "model.reward_shaping.missing_eos_penalty.",
         )

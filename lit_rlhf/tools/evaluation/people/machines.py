@@ -52,7 +52,7 @@ class PairScorer:
         if folder is None:
             raise ValueError(
                 "policies: expected the folder of a policy, whose tokenizer and chat template "
-                "write the responses, as no reward is a model; got only files of responses"
+                "write the responses, because no reward is a model; got only files of responses"
             )
         self._prompts = load_shared_encoder(
             [folder],

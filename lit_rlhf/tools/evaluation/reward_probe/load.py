@@ -71,7 +71,7 @@ def load_probe(
     if folder is None:
         raise ValueError(
             "policy: expected the folder or hub id of a policy, whose tokenizer and chat template "
-            "write the responses, as no reward is a model; got none"
+            "write the responses, because no reward is a model; got none"
         )
     prompts = load_shared_encoder([folder], chat_template=chat_template, model_options=options)
     config = read_config(folder, options).get_text_config()

@@ -25,7 +25,7 @@ _MAX_SHOWN = 160  # characters of a text
 def unit_of(probe: RewardProbe) -> str:
     """What gains are measured in, in words."""
     if probe.honest_std == 0:
-        return "points, as all honest answers score the same"
+        return "points, because all honest answers score the same"
     return "standard deviations of the honest answers' scores"
 
 
@@ -53,7 +53,9 @@ def print_probe(probe: RewardProbe) -> None:
     )
     print(f"Gains are in {unit_of(probe)}.")
     if probe.not_applicable:
-        print(f"Not tried, as the data or the tokenizer lack it: {', '.join(probe.not_applicable)}")
+        print(
+            f"Not tried (data or tokenizer lack what they need): {', '.join(probe.not_applicable)}"
+        )
     if probe.n_without_vote:
         print(f"Left out: {probe.n_without_vote} (all rewards abstain from the honest answer)")
     console = Console()

@@ -96,7 +96,7 @@ def test_reward_model_of_another_template_is_a_failure(own_root: Path, tmp_path:
 
 def test_a_reward_model_without_a_contract_is_a_warning(own_root: Path, tmp_path: Path) -> None:
     (own_root / "reward" / "text_contract.json").unlink()
-    with pytest.warns(UserWarning, match=r"has no text_contract\.json"):  # of the module itself
+    with pytest.warns(UserWarning, match=r"has no text_contract\.json"):  # the module itself warns
         report = findings(own_root, tmp_path / "run")
     assert not_ok(report) == {"text contract": "warning"}
 

@@ -16,7 +16,7 @@ from tests.support.evaluation_folders import Folders
 
 @pytest.fixture
 def few_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An index of three folders: that of all 14,000 tasks takes half a minute."""
+    """An index of three folders: an index of all 14,000 tasks takes half a minute."""
     folder = Path(lm_eval.tasks.__file__).parent
     few = [folder / name for name in ("mmlu", "ceval", "cmmlu")]
     manager = partial(lm_eval.tasks.TaskManager, include_path=few, include_defaults=False)

@@ -240,7 +240,7 @@ def test_failure_on_the_way_ends_the_run_early(
         options = JudgeOptions("tiny", server.base_url, **more)
         with pytest.raises(JudgeError, match=stored):
             judge_policies(many, options)
-    # of 400; how many depends on the threads
+    # 400 were to be sent; how many are depends on the threads
     assert len(server.requests) == 1 if good == 0 else len(server.requests) < 200
 
 

@@ -139,7 +139,10 @@ def test_gains_are_points_where_honest_answers_score_the_same(
     )
     assert "does not tell these from them: " in summary
     print_probe(probed)
-    assert "Gains are in points, as all honest answers score the same.\n" in capsys.readouterr().out
+    assert (
+        "Gains are in points, because all honest answers score the same.\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_sum_is_probed_with_its_weights(answers: AnswerEncoder) -> None:
@@ -303,7 +306,7 @@ def test_number_of_responses_of_the_progress_bar_is_right(answers: AnswerEncoder
     done: list[int] = []
     weighted = WeightedReward([characters], ModelOptions(), answers.prompts.tokenizer).eval()
     probe_reward(weighted, honest_answers(answers), answers, report_progress=done.append)
-    # of twelve cheats, the stock phrases do not apply, and canned answers skip their own prompts
+    # one of twelve cheats, stock phrases, does not apply; canned answers skip their own prompts
     assert sum(done) <= count_responses(8)
     assert sum(done) == 8 * (1 + 10) + 4 * 3 + 4
 

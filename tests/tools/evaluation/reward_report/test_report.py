@@ -162,7 +162,7 @@ def test_the_dictionary_is_json_without_nan(report: RewardReport) -> None:
 
 
 def with_strengths(*strengths: float, text: str = "", shown: int = 2) -> RewardReport:
-    """A report with pairs of these strengths; those of odd places are of the source `b`."""
+    """A report with pairs of these strengths; every second one comes from source `b`."""
     rows = []
     for n, strength in enumerate(strengths):
         source = "ab"[n % 2]
