@@ -52,6 +52,7 @@ from lit_rlhf.ppo import (
     Collected,
     CriticInit,
     CriticPretrainingOptions,
+    Draws,
     MemoryOptions,
     MinibatchOptions,
     NetworkName,
@@ -110,16 +111,14 @@ class IterationRecord:
     """Random numbers, stepper and results of one iteration.
 
     Attributes:
-        rollout_seed: Seed of its rollouts on this rank.
-        generator: Generator of its minibatches.
+        draws: Its random numbers on this rank.
         stepper: Steps the networks.
         metrics: Metrics to log, by key, 0-dim.
         scores: Scores of its responses, `[B]`; NaN until they are known.
         lengths: Tokens of its responses, `[B]`; 0 until they are known.
     """
 
-    rollout_seed: int
-    generator: torch.Generator
+    draws: Draws
     stepper: GuardedStepper
     metrics: dict[str, Tensor]
     scores: Tensor
@@ -390,7 +389,7 @@ class PPOModule(StageModule):
         prompts = self.ppo.repeat_prompts(batch)
         with self.run_iteration(len(prompts.texts)) as record:
             self.ppo.require_finite_policy()
-            collected = self.ppo.collect(prompts, record.rollout_seed, self.timer)
+            collected = self.ppo.collect(prompts, record.draws.rollout_seed, self.timer)
             record.add_responses(collected, self.ppo.measure(collected))
             lesson = self.ppo.learn_from(collected)
             record.metrics |= lesson.metrics
@@ -400,7 +399,7 @@ class PPOModule(StageModule):
             )
             with self.timer("update", collected.rollouts.sequence_shape, UPDATE_MEMORY):
                 record.metrics |= self.ppo.update(
-                    lesson.experience, record.stepper, record.generator, prompts.ptx
+                    lesson.experience, record.stepper, record.draws.generator, prompts.ptx
                 )
         return {"scores": record.scores, "response_lengths": record.lengths}
 
@@ -414,10 +413,10 @@ class PPOModule(StageModule):
         ppo = self.ppo
         unknown = torch.full((n_responses,), torch.nan, device=self.device)
         trained = "policy" if self.critic is None else "policy and critic"
-        draws = iteration_draws(seed=self.seed, iteration=int(ppo.iteration), rank=self.global_rank)
         record = IterationRecord(
-            rollout_seed=draws.rollout_seed,
-            generator=draws.generator,
+            draws=iteration_draws(
+                seed=self.seed, iteration=int(ppo.iteration), rank=self.global_rank
+            ),
             stepper=self.make_stepper(self.place()),
             metrics={"ppo/kl_coef": ppo.kl_coef.clone()},
             scores=unknown,

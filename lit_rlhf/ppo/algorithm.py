@@ -590,7 +590,7 @@ class PPO(FixedDtypeBuffers):
             rewards: Rewards of their tokens, `[B, T]`.
             loss_mask: Tokens to learn from, `[B, T]` bool.
         """
-        return critic_free_advantages(
+        return advantages_without_critic(
             self.advantages,
             rewards=rewards,
             mask=rollouts.response_mask,
@@ -1017,7 +1017,7 @@ def has_tokens(loss_mask: Tensor) -> bool:
     return bool(global_sum(loss_mask.sum()))
 
 
-def critic_free_advantages(
+def advantages_without_critic(
     options: AdvantageOptions,
     *,
     rewards: Tensor,

@@ -17,7 +17,7 @@ from lit_rlhf.ppo import (
     PPOOptions,
     RewardShapingOptions,
 )
-from lit_rlhf.ppo.algorithm import critic_free_advantages
+from lit_rlhf.ppo.algorithm import advantages_without_critic
 from lit_rlhf.rewards import CallableReward, Scores
 from lit_rlhf.rollout import Experience, RolloutBatch, SamplingOptions
 from tests.support.ppo_objects import tiny_networks
@@ -219,7 +219,7 @@ def test_kl_of_the_loss_has_the_weights_of_the_responses(ppo: PPO, prompts: Prom
 
 def test_reinforce_plus_plus_discounts_by_gamma() -> None:
     mask = torch.ones(1, 3, dtype=torch.bool)
-    advantages = critic_free_advantages(
+    advantages = advantages_without_critic(
         AdvantageOptions(estimator="reinforce_plus_plus", gamma=0.5),
         rewards=torch.tensor([[0.0, 0.0, 4.0]]),
         mask=mask,

@@ -15,7 +15,7 @@ from lit_rlhf.data import DataSource, PromptDataModule
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.modules import PPOModule
 from lit_rlhf.ppo import AdvantageOptions
-from lit_rlhf.ppo.algorithm import critic_free_advantages
+from lit_rlhf.ppo.algorithm import advantages_without_critic
 from lit_rlhf.rewards import CallableReward, RemoteScorer, Scores, WeightedReward
 from lit_rlhf.rollout import SamplingOptions
 from lit_rlhf.tools.evaluation.compare import compare_policies
@@ -149,7 +149,7 @@ def test_service_abstains_by_null() -> None:
 
 def test_group_estimators_see_the_sum_of_those_that_voted() -> None:
     totals = score(build_reward(), ["a", "ab", "abcd", "x"]).total  # -0.5 and 4, 6 and -0.5
-    advantages = critic_free_advantages(
+    advantages = advantages_without_critic(
         AdvantageOptions(estimator="rloo"),
         rewards=totals[:, None],
         mask=torch.ones(4, 1, dtype=torch.bool),
