@@ -13,7 +13,7 @@ from lit_rlhf.errors import end_with_message
 from lit_rlhf.parser import CommandParser
 from lit_rlhf.paths import check_output_path
 from lit_rlhf.suggestions import did_you_mean
-from lit_rlhf.terminal import fold
+from lit_rlhf.terminal import check_output, fold
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,12 @@ class Command:
             del arguments["config"]
             with self._lock_outputs(arguments):
                 result = self.function(**arguments)
-                return result if self.then is None else self.then(result)
+                if self.then is not None:
+                    result = self.then(result)
         except Exception as error:
             end_with_message(error, prog, status=self.error_status)
+        check_output(self.error_status)
+        return result
 
     def _complete_switches(self, words: Sequence[str]) -> list[str]:
         """Write `--name` of a parameter that is a bool as `--name true`, unless a value follows."""

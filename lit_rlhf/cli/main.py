@@ -104,7 +104,7 @@ def _run(name: str, arguments: Sequence[str], owns_process: bool) -> None:
         command = _import_command(name, owns_process)
         _call(command, name, words)
         if name not in STAGES:  # a run leaves a model
-            check_output(_error_status(command, words))
+            check_output()
     except SystemExit as stopped:
         if debug and stopped.__cause__ is not None:
             # with its own cause: `from None` would hide where the libraries raised it
@@ -142,18 +142,6 @@ def _import_command(name: str, owns_process: bool) -> ModuleType:
         gc.freeze()
     gc.enable()
     return command
-
-
-def _error_status(module: ModuleType, words: Sequence[str]) -> int:
-    """Exit status after an error of a command: for some, 1 is a verdict.
-
-    Args:
-        module: The module of the command.
-        words: What follows its name on the command line.
-    """
-    group = getattr(module, "COMMANDS", {})
-    command = group.get(next(iter(words), "")) or getattr(module, "COMMAND", None)
-    return int(getattr(command, "error_status", 1))
 
 
 def _call(command: ModuleType, name: str, arguments: Sequence[str]) -> None:
