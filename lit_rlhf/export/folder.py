@@ -77,7 +77,7 @@ def load_folder_model(
     target = dtype or _stored_dtype(config_source, options)
     # Adapters and delta weights are added in float32, the default of the options.
     if has_adapters:
-        model: LanguageModel = _load_adapted(path, options, network, base=base)
+        model: LanguageModel = _load_adapted(path, options, network, base=config_source)
     elif base is not None:
         model = _add_delta_weights(path, options, network, base=base)
     else:
@@ -113,7 +113,7 @@ def _stored_dtype(path: str, options: ModelOptions) -> DType:
 
 
 def _load_adapted(
-    path: Path, options: ModelOptions, network: NetworkName | None, *, base: str | None
+    path: Path, options: ModelOptions, network: NetworkName | None, *, base: str
 ) -> LanguageModel:
     """Load a folder of adapters with the model below them."""
     model = load_adapter_folder(path, options, base, pickled_weights=True)

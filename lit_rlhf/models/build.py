@@ -1,6 +1,5 @@
 """Models from weights at hand, from a folder of adapters, and with their adapters merged in."""
 
-import json
 import textwrap
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -97,7 +96,7 @@ def load_adapter_folder(
         raise ValueError(f"path: expected adapters with safetensors weights, got no {file}")
     check_whole(file)
     config = PeftConfig.from_pretrained(str(path))
-    source = base or find_base(path)
+    source = base or _require_base(config, path)
     if config.task_type == TaskType.CAUSAL_LM:
         model = load_causal_lm(source, options, pickled_weights=pickled_weights)
     elif config.task_type == TaskType.SEQ_CLS:
@@ -115,7 +114,7 @@ def load_adapter_folder(
         raise ValueError(
             f"path: expected adapters for CAUSAL_LM or SEQ_CLS in {path}, got {config.task_type}"
         )
-    patterns = json.loads((Path(path) / ADAPTER_CONFIG).read_text("utf-8"))
+    patterns = config.to_dict()
     try:
         try_in_fork(lambda: match_names(patterns, dict(unwrap_model(model).named_modules())))
     except SandboxError as error:
@@ -155,7 +154,17 @@ def load_adapter_folder(
 
 def find_base(path: str | Path) -> str:
     """Find the folder or hub id of the model that the adapters in a folder name."""
-    base: str | None = PeftConfig.from_pretrained(str(path)).base_model_name_or_path
+    return _require_base(PeftConfig.from_pretrained(str(path)), path)
+
+
+def _require_base(config: PeftConfig, path: str | Path) -> str:
+    """The folder or hub id of the model that adapters name, or an error if they name none.
+
+    Args:
+        config: Config of the adapters.
+        path: Their folder, for the error.
+    """
+    base: str | None = config.base_model_name_or_path
     if not base:
         raise ValueError(
             f"base: expected the model below the adapters, got none, and {ADAPTER_CONFIG} in "
