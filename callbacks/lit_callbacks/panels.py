@@ -135,7 +135,7 @@ KNOWN = (
 )
 MOST_PANELS = 500
 """Largest number of charts of a page; each takes time to draw."""
-_NOT_SHOWN = {"hp_metric", "epoch"}  # Lightning's placeholder and a counter
+_NOT_SHOWN = {"epoch"}  # a counter
 
 
 def choose_panels(runs: Sequence[Run], keys: Sequence[str] | None) -> list[Panel]:

@@ -48,6 +48,8 @@ STEPS = (
 )
 """Names under which logs have their x axis."""
 _EVENT_FILES = "events.out.tfevents.*"
+_PLACEHOLDER = "hp_metric"
+"""Scalar that Lightning's `TensorBoardLogger` writes at step 0 when a run starts: no metric."""
 _TABLE = "metrics.csv"
 _STATE = "trainer_state.json"
 _KINDS = ("*.wandb", _STATE, "*.jsonl", "*.csv", "*.tsv", "*.log", "*.out")
@@ -307,6 +309,18 @@ class _Log(NamedTuple):
     unread: Mapping[str, UnreadValue]
 
 
+class _LogFiles(NamedTuple):
+    """The files that a run has logged to.
+
+    Attributes:
+        path: The log: a folder with event files, a table or exports of curves, or another file.
+        files: What is read: the event files, the table, the exports, or the other file.
+    """
+
+    path: Path
+    files: Sequence[Path]
+
+
 def find_logs(folder: str | Path) -> list[Path]:
     """Find the logs of all runs in a folder.
 
@@ -314,17 +328,29 @@ def find_logs(folder: str | Path) -> list[Path]:
     Where there are none, they are the files of the first kind of `_KINDS` in or below the folder,
     each with a run. A folder whose files are exports of curves is the log of one run.
     """
+    return [log.path for log in _find_log_files(Path(folder))]
+
+
+def _find_log_files(folder: Path) -> list[_LogFiles]:
+    """Find the files of all runs in a folder, see `find_logs`."""
     for pattern in (_EVENT_FILES, _TABLE):
-        folders = {path.parent for path in find_regular_files(folder, f"**/{pattern}")}
-        if folders:
-            return [Path(folder)] if Path(folder) in folders else sorted(folders)
-    for kind in _KINDS:
+        by_folder: dict[Path, list[Path]] = {}
+        for file in find_regular_files(folder, f"**/{pattern}"):
+            by_folder.setdefault(file.parent, []).append(file)
+        if by_folder:
+            folders = [folder] if folder in by_folder else sorted(by_folder)
+            return [_LogFiles(path, by_folder[path]) for path in folders]
+    for place, kind in enumerate(_KINDS):
         files = find_regular_files(folder, f"**/{kind}")
         files = [file for file in files if file.name != SAMPLES_FILE]
         if kind == _STATE:
             files = _find_last_states(files)
+        if files and all(map(is_curve_export, files)):
+            for other_kind in _KINDS[place + 1 :]:
+                files += filter(is_curve_export, find_regular_files(folder, f"**/{other_kind}"))
+            return [_LogFiles(folder, files)]
         if files:
-            return [Path(folder)] if all(map(is_curve_export, files)) else files
+            return [_LogFiles(file, [file]) for file in files]
     return []
 
 
@@ -350,25 +376,20 @@ def _find_last_states(files: Iterable[Path]) -> list[Path]:
 
 def _read_log(path: Path) -> _Log:
     """Read the only log at a path."""
-    logs = [path] if path.is_file() else find_logs(path)
+    logs = [_LogFiles(path, [path])] if path.is_file() else _find_log_files(path)
     if len(logs) > 1:
-        names = ", ".join(map(str, logs))
+        names = ", ".join(str(log.path) for log in logs)
         raise ValueError(f"run: expected the log of one run, got {path} with {names}")
-    if not logs or (logs[0].is_file() and logs[0].suffix not in (*READERS, ".wandb")):
+    if not logs or (path.is_file() and path.suffix not in (*READERS, ".wandb")):
         missing = "" if path.exists() else ", which does not exist"
         raise ValueError(
             "log: expected a folder with TensorBoard's event files or a table, or a file "
             f"{', '.join([*READERS, '.wandb'])}, got {path}{missing}"
         )
-    log = logs[0]
-    if log.is_file():
-        return _read_records(log)
-    if find_regular_files(log, _EVENT_FILES):
+    (log,) = logs
+    if log.files[0].match(_EVENT_FILES):
         return _read_event_files(log)
-    if (log / _TABLE).is_file():
-        return _read_records(log / _TABLE)
-    exports = [file for kind in _KINDS for file in find_regular_files(log, f"**/{kind}")]
-    return _merge_exports(path, [_read_records(file) for file in filter(is_curve_export, exports)])
+    return _merge_exports(path, [_read_records(file) for file in log.files])
 
 
 def _merge_exports(path: Path, logs: Sequence[_Log]) -> _Log:
@@ -383,7 +404,7 @@ def _merge_exports(path: Path, logs: Sequence[_Log]) -> _Log:
     return logs[0]._replace(scalars=scalars)
 
 
-def _read_event_files(folder: Path) -> _Log:
+def _read_event_files(events: _LogFiles) -> _Log:
     try:
         from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
             EventAccumulator,
@@ -393,12 +414,12 @@ def _read_event_files(folder: Path) -> _Log:
             "TensorBoard's event files are read with tensorboard: pip install tensorboard"
         ) from error
     logs = []
-    for file in find_regular_files(folder, _EVENT_FILES):
+    for file in events.files:
         # 0 keeps all values; by default the accumulator samples long series
         log = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
         log.Reload()
         if log.Tags()["scalars"] or log.Tags()["tensors"]:
-            logs.append(_read_event_file(folder, log))
+            logs.append(_read_event_file(events.path, log))
     scalars: dict[str, list[Point]] = {}
     texts: dict[str, list[LoggedText]] = {}
     for part in _order_event_files(logs):
@@ -406,7 +427,7 @@ def _read_event_files(folder: Path) -> _Log:
             scalars.setdefault(key, []).extend(points)
         for key, written in part.texts.items():
             texts.setdefault(key, []).extend(written)
-    return _Log(folder, scalars, texts, unread={})
+    return _Log(events.path, scalars, texts, unread={})
 
 
 def _read_event_file(folder: Path, log: Any) -> _Log:  # noqa: ANN401  # tensorboard has no types
@@ -422,6 +443,7 @@ def _read_event_file(folder: Path, log: Any) -> _Log:  # noqa: ANN401  # tensorb
             for event in log.Scalars(key)
         ]
         for key in log.Tags()["scalars"]
+        if key != _PLACEHOLDER
     }
     texts = {}
     for key in (VERDICT_KEY, HELD_OUT_KEY):
@@ -450,11 +472,7 @@ def _order_event_files(logs: Sequence[_Log]) -> list[_Log]:
     """
     ordered = sorted(logs, key=_start_time)
     first_steps = [
-        min(
-            # Lightning writes `hp_metric` at step 0 whenever a run starts
-            (p[0].step for key, p in log.scalars.items() if key != "hp_metric"),
-            default=math.inf,
-        )
+        min((points[0].step for points in log.scalars.values()), default=math.inf)
         for log in ordered
     ]
     n_misdated = first_steps.index(min(first_steps)) if first_steps else 0

@@ -14,8 +14,8 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.tensorboard import SummaryWriter
 
-from lit_callbacks import read_logged_steps, read_run
-from lit_callbacks.runs import name_runs, parse_verdict
+from lit_callbacks import read_log, read_logged_steps, read_run
+from lit_callbacks.runs import EmptyLogError, find_logs, name_runs, parse_verdict
 from tests.support.monitor_levels import C, H, S
 from tests.support.report_pages import report, write_run
 
@@ -102,6 +102,20 @@ class TestReading:
         assert read.worst is C
         assert read.reason is None
         assert [(v.step, v.actions) for v in read.verdicts] == [(3, ("went back",))]
+
+    def test_the_placeholder_of_lightning_is_no_metric(self, tmp_path: Path) -> None:
+        with SummaryWriter(str(tmp_path)) as writer:
+            writer.add_scalar("hp_metric", -1, 0)
+        with pytest.raises(EmptyLogError, match="expected a run with scalars"):
+            read_run("run", tmp_path)
+        write_run(tmp_path, {"toy/a": [3.0]})
+        assert read_log(tmp_path) == [{"step": 1, "toy/a": 3.0}]
+
+    def test_exports_of_commas_and_tabs_are_one_run(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("Wall time,Step,Value\n1,1,2.0\n")
+        (tmp_path / "b.tsv").write_text("Wall time\tStep\tValue\n1\t1\t3.0\n")
+        assert list(read_run("run", tmp_path).curves) == ["a", "b"]
+        assert find_logs(tmp_path) == [tmp_path]
 
     def test_a_run_is_found_below_its_folder(self, tmp_path: Path) -> None:
         write_run(tmp_path / "run" / "version_0", {"toy/a": [3.0]})

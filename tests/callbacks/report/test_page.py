@@ -314,8 +314,8 @@ def test_unusable_runs_are_refused(tmp_path: Path, calm: str) -> None:
         write_report(calm, tmp_path / "report.html")
     with pytest.raises(ValueError, match="output: expected a file, got the folder"):
         write_report([calm], tmp_path)
-    with pytest.raises(ValueError, match=r"logged \(hp_metric\), got none"):
-        report(tmp_path, write_run(tmp_path / "run", {"hp_metric": [-1.0]}))
+    with pytest.raises(ValueError, match=r"logged \(epoch\), got none"):
+        report(tmp_path, write_run(tmp_path / "run", {"epoch": [1.0]}))
 
 
 def test_missing_matplotlib_is_named_with_its_command_to_install(
