@@ -31,6 +31,8 @@ NOISE_READINGS = 30
 """Latest readings from whose differences the noise is estimated."""
 EARLY_READINGS = 3
 """Readings from which a threshold is guessed before the baseline is known."""
+NEAR_ZERO = 0.1
+"""Share of the threshold below which a baseline is near zero, so that a multiple says nothing."""
 LARGEST_RATIO = 25
 """From this multiple of a baseline on, a sentence compares with the threshold: "820x" says little.
 """
@@ -584,7 +586,9 @@ class Monitor:
         sign, threshold = (1, high) if self.side == "high" else (-1, low)
         if baseline is not None and sign * (value - baseline) > 0:
             ratio = value / baseline if sign > 0 and baseline > 0 else math.nan
-            if 1.05 <= ratio < LARGEST_RATIO:  # "1x its baseline" says nothing
+            near_zero = 0 < baseline < NEAR_ZERO * threshold < math.inf
+            # "1x its baseline" says nothing either
+            if 1.05 <= ratio < LARGEST_RATIO and not near_zero:
                 text = f"{self.name} {now} is {format_number(round(ratio, 1))}x its baseline"
             elif ratio >= LARGEST_RATIO and 0 < threshold < math.inf:
                 text = f"{self.name} {now} is {_share(value / threshold)} its limit of "

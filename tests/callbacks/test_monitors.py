@@ -275,6 +275,8 @@ def test_a_noisy_healthy_series_is_never_a_collapse(seed: int, memory: float) ->
         ({"high": 10.0}, [0.05] * 4 + [41.0], "41 is 4.1x its limit of 10"),  # 820x its baseline
         ({"high": 50.0}, [0.05] * 4 + [41.0], "41 is 82 % of its limit of 50"),
         ({"high": 10.0}, [2.0] * 4 + [48.0], "48 is 24x its baseline"),
+        ({"high": 10.0}, [0.5] * 4 + [11.5], "rose to 11.5 (baseline 0.5)"),  # 23x of almost 0
+        ({"high": 4.9}, [0.5] * 4 + [11.5], "11.5 is 23x its baseline"),
         ({"high": 10.0}, [0.0] * 4 + [41.0], "rose to 41 (baseline 0)"),
         ({"high": 10.0}, [-2.0] * 4 + [41.0], "rose to 41 (baseline -2)"),
         ({"high": 1.01}, [1.0] * 4 + [1.02], "rose to 1.02 (baseline 1)"),
