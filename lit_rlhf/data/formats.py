@@ -27,24 +27,22 @@ from lit_rlhf.data.records import (
     TextRecord,
 )
 
-FORMATS: dict[str, str] = {
-    "hh": "chosen and rejected: full dialogues with '\\n\\nHuman:' and '\\n\\nAssistant:'",
-    "messages": "messages: a list of {role, content}",
-    "pairs": "prompt (or question, instruction, input), chosen, rejected: strings or turns",
-    "conversations": "conversations: a list of {from, value}; chosen, rejected for preferences",
-    "instruction": "instruction, input (or context), output (or response)",
-    "question": "question (or prompt), answer (or std_answer, completion, response): text or turns",
-    "multiple_choice": "question, options (or A, B, C, ...), answer: a letter or an index",
-    "instances": "instruction, instances: a list of {input, output}",
-    "comparison": "two responses and which is better: response_0, response_1, better_response_id; "
-    "response_1, response_2, preference_strength; human_ref_A, human_ref_B, labels; summaries, "
-    "choice",
-    "labels": "prompt, response_a, response_b, choice: what `lit_rlhf label` writes",
-    "turns": "turns, or chosen and rejected: a list of strings, the human's turn first",
-    "prompt": "prompt or question (a string or turns), or instruction with input",
-    "text": "text, or any .txt file",
-}
-"""The known formats, each with the fields that it reads."""
+FORMATS = (
+    "hh",
+    "messages",
+    "pairs",
+    "conversations",
+    "instruction",
+    "question",
+    "multiple_choice",
+    "instances",
+    "comparison",
+    "labels",
+    "turns",
+    "prompt",
+    "text",
+)
+"""The known formats. docs/data.md describes the fields of each."""
 
 _Turns = tuple[Message, ...]
 
@@ -116,7 +114,7 @@ _SUMMARIES = _Comparison(
 
 
 def detect_format(row: Row, kind: RecordKind, columns: Collection[str] = ()) -> str:
-    """Detect the format of a file, a key of `FORMATS`, from the fields of its first row.
+    """Detect the format of a file, one of `FORMATS`, from the fields of its first row.
 
     Args:
         row: The first row.
@@ -124,7 +122,7 @@ def detect_format(row: Row, kind: RecordKind, columns: Collection[str] = ()) -> 
         columns: Fields that the user named. A prompt among them is preferred to a dialogue.
 
     Raises:
-        RecordError: If no format has these fields. The message lists the formats.
+        RecordError: If no format has these fields. The message names the formats.
     """
     # Parquet files hold a null for every field that a row lacks.
     keys = {key for key, value in row.fields.items() if value is not None}
@@ -151,9 +149,10 @@ def detect_format(row: Row, kind: RecordKind, columns: Collection[str] = ()) -> 
         return "question" if keys & set(_ANSWER_FIELDS) else "prompt"
     if "text" in keys:
         return "text"
-    format_lines = "".join(f"\n  {name}: {fields}" for name, fields in FORMATS.items())
     raise row.error(
-        "no known format has these fields", detail=f"{sorted(keys)}; known formats:{format_lines}"
+        "no known format has these fields",
+        detail=f"{', '.join(sorted(keys))}; docs/data.md describes the formats "
+        f"{', '.join(FORMATS)}",
     )
 
 
@@ -179,7 +178,7 @@ def parse_row(row: Row, format: str, kind: RecordKind) -> list[Record]:
 
     Args:
         row: The row.
-        format: Its format, a key of `FORMATS`.
+        format: Its format, one of `FORMATS`.
         kind: The kind of records to build. `ptx` builds plain text from the format `text`, and
             demonstrations from the others.
 
@@ -233,7 +232,7 @@ def find_used_fields(row: Row, format: str, kind: RecordKind) -> list[str]:
 
     Args:
         row: A row that `parse_row` takes.
-        format: Its format, a key of `FORMATS`.
+        format: Its format, one of `FORMATS`.
         kind: The kind of records.
     """
     records = parse_row(row, format, kind)
@@ -257,7 +256,7 @@ def undecided_reason(row: Row, format: str) -> str | None:
 
     Args:
         row: The row.
-        format: Its format, a key of `FORMATS`.
+        format: Its format, one of `FORMATS`.
     """
     if format != "labels":
         return None

@@ -186,7 +186,7 @@ def test_responses_get_sft_on_a_model(tmp_path: Path, capsys: pytest.CaptureFixt
             r"pairs\.csv:2: field 'answer': missing, .*the row has prompt.*; columns of other names"
             r" are given by --columns '\{prompt: COLUMN, .*--map package\.module:function",
         ),
-        ("a,b\nx,y\n", r"no known format has these fields \(\['a', 'b'\].*--columns"),
+        ("a,b\nx,y\n", r"no known format has these fields \(a, b; docs.*--columns"),
     ],
 )
 def test_a_file_that_does_not_serve_leaves_nothing_behind(table: str, message: str) -> None:

@@ -186,7 +186,10 @@ def test_format_may_be_named_and_is_if_the_fields_are_unknown(write_lines: Write
     path = write_lines({"prompt": "q", "answer": "a"})
     assert read("prompt", path, format="prompt") == [PromptRecord((ASK,), "s")]
     path = write_lines({"foo": 1, "bar": 2})
-    with pytest.raises(RecordError, match=r"(?s)data.jsonl:1: no known format.*foo.*instruction"):
+    message = (
+        r"data\.jsonl:1: no known format has these fields \(bar, foo; docs/data\.md .*instruction"
+    )
+    with pytest.raises(RecordError, match=message):
         read("prompt", path)
 
 
