@@ -27,6 +27,8 @@ WORKERS ?= 2
 # instructions of processors without AVX-512, and of those without AVX2.
 KERNELS_AVX2 = ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
 KERNELS_SSE4 = ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41
+# AMD processors with AVX-512 multiply with oneDNN and all others with MKL. This has networks use the other one.
+OTHER_MATMUL = LIT_RLHF_TEST_OTHER_MATMUL=1
 NUMERIC_TESTS = $(addprefix tests/,functional invariant ppo forward rollout)
 
 # A seed gives one order of the test files.
@@ -83,9 +85,10 @@ test-all: install ## run all tests but those marked gpu: before a release, about
 	$(PYTEST) -m "not gpu"
 
 test-kernels: TESTS ?= $(NUMERIC_TESTS)
-test-kernels: install ## run the numeric tests, or TESTS, with the instructions of older processors
+test-kernels: install ## run the numeric tests, or TESTS, as on older processors and with the other matmul library
 	$(KERNELS_AVX2) $(PYTEST) $(TESTS)
 	$(KERNELS_SSE4) $(PYTEST) $(TESTS)
+	$(OTHER_MATMUL) $(PYTEST) $(TESTS)
 
 test-shuffled: install ## run the tests with their files in a random order: make test-shuffled SEED=7
 	$(PYTEST) --no-loadscope-reorder $(SHUFFLED_TESTS)

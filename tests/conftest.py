@@ -32,6 +32,8 @@ os.environ["HF_DATASETS_CACHE"] = _datasets_cache.name
 
 DATA_VARIABLE = "LIT_RLHF_TEST_DATA"
 """Names the folder of the real data sets, which are no part of the repository."""
+OTHER_MATMUL_VARIABLE = "LIT_RLHF_TEST_OTHER_MATMUL"
+"""If it is set, networks multiply with the library that they do not use on this processor."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -48,6 +50,20 @@ def _without_waits_for_the_disk() -> Iterator[None]:
     """Write what tests write to memory only: no test survives a power cut."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _other_matmul() -> Iterator[None]:
+    """Multiply with oneDNN on Intel processors and with MKL on AMD's, if the variable is set."""
+    with pytest.MonkeyPatch.context() as patches:
+        has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        if OTHER_MATMUL_VARIABLE in os.environ and has_onednn:
+            # late, because what it imports reads variables that are set above
+            from lit_rlhf.forward.cpu import mkl_is_slow
+
+            uses_mkl = not mkl_is_slow()
+            patches.setattr("lit_rlhf.forward.optimize.mkl_is_slow", lambda: uses_mkl)
         yield
 
 
