@@ -106,10 +106,10 @@ def run(
     stages.evaluate("sft", *arms)
     policies = json.loads((root / "evaluation.json").read_text("utf-8"))["policies"]
     heldout = {name: policies[name]["rewards"]["gold_reward"]["mean"] for name in ("sft", *arms)}
-    for name, result in read_runs(Path(results)).items():
-        if result["seed"] == seed and result["arm"] in heldout and "model" not in result:
-            gold = {"heldout_gold": heldout[result["arm"]], "sft_gold": heldout["sft"]}
-            write_run(Path(results), name, result | gold)
+    for name, row in read_runs(Path(results)).items():
+        if row["seed"] == seed and row["arm"] in heldout and "model" not in row:
+            gold = {"heldout_gold": heldout[row["arm"]], "sft_gold": heldout["sft"]}
+            write_run(Path(results), name, row | gold)
 
 
 def run_pretrained(
@@ -144,8 +144,8 @@ def run_pretrained(
             run_step(step, runs.root, threads)
             curves = logged_curves(runs.root / "logs" / f"ppo_max_{arm}")
         measured = measure(curves, LAST[SMOLLM2][0])
-        result = {"seed": seed, "arm": arm, "model": SMOLLM2, **measured}
-        write_run(Path(results), name, result)
+        row = {"seed": seed, "arm": arm, "model": SMOLLM2, **measured}
+        write_run(Path(results), name, row)
 
 
 def logged_curves(log: Path) -> dict[str, list[float]]:
@@ -187,17 +187,17 @@ def report() -> None:
 def format_report(results: dict[str, dict[str, Any]]) -> str:
     """Format the runs, and what the rule at the top of this file says of them."""
     right = all(
-        (r["noticed"] is not None) == r["arm"].startswith("stale") for r in results.values()
+        (row["noticed"] is not None) == row["arm"].startswith("stale") for row in results.values()
     )
     text = (
         "# PPO-max with another sampler\n\n"
         "Written by `python -m benchmarks.samplers report`; the rule is in that file. The "
         f"monitor noticed {'the stale samplers, and no other' if right else 'something else'}.\n"
     )
-    for model, (last, n) in LAST.items():
+    for model, (last, n_iterations) in LAST.items():
         model_results = [r for r in results.values() if r.get("model", QUICKSTART) == model]
         if model_results:
-            text += f"\n## {model}\n\nMeans over the last {last} of {n} iterations.\n\n"
+            text += f"\n## {model}\n\nMeans over the last {last} of {n_iterations} iterations.\n\n"
             text += _compare(model_results)
     return text
 
@@ -206,17 +206,15 @@ def _compare(results: list[dict[str, Any]]) -> str:
     """The table of a model's runs, and the verdict on vLLM."""
     rows = [
         [
-            str(result["seed"]),
-            result["arm"],
-            *(f"{result[key]:.2f}" for key in SHOWN),
-            f"{result['sft_gold']:.2f} to {result['heldout_gold']:.2f}"
-            if "heldout_gold" in result
-            else "",
-            f"{result['rollout_seconds']:.2f}" if "rollout_seconds" in result else "",
-            "" if result["largest_sampler_kl"] is None else f"{result['largest_sampler_kl']:.1e}",
-            "" if result["noticed"] is None else str(result["noticed"]),
+            str(row["seed"]),
+            row["arm"],
+            *(f"{row[key]:.2f}" for key in SHOWN),
+            f"{row['sft_gold']:.2f} to {row['heldout_gold']:.2f}" if "heldout_gold" in row else "",
+            f"{row['rollout_seconds']:.2f}" if "rollout_seconds" in row else "",
+            "" if row["largest_sampler_kl"] is None else f"{row['largest_sampler_kl']:.1e}",
+            "" if row["noticed"] is None else str(row["noticed"]),
         ]
-        for result in sorted(results, key=lambda result: result["seed"])
+        for row in sorted(results, key=lambda row: row["seed"])
     ]
     head = ["seed", "sampler", "gold", "score", "KL", "length", "held-out gold, SFT to PPO"]
     head += ["s per rollout", "largest sampler KL", "noticed at iteration"]

@@ -136,7 +136,7 @@ def run_job(side: Side, job: Job) -> dict[str, Any]:
         RuntimeError: If the process fails, with the end of its output.
     """
     folder = Path(job.folder)
-    job_file, result = folder / "job.json", folder / "result.json"
+    job_file, result_file = folder / "job.json", folder / "result.json"
     replace(job, kernels=side.kernels).save(job_file)
     # Its own environment has everything but `benchmarks`, which is in the working directory.
     paths = []
@@ -147,7 +147,7 @@ def run_job(side: Side, job: Job) -> dict[str, Any]:
     if side.name.startswith(OURS):  # as its commands do; TRL has its defaults
         variables |= choose_values(variables)
     done = subprocess.run(
-        [side.python, "-m", side.module, str(job_file), str(result)],
+        [side.python, "-m", side.module, str(job_file), str(result_file)],
         cwd=side.tree,
         env=variables,
         stdout=subprocess.PIPE,
@@ -157,8 +157,8 @@ def run_job(side: Side, job: Job) -> dict[str, Any]:
     )
     if done.returncode != 0:
         raise RuntimeError(f"{side.name}: {side.module} failed:\n{done.stdout[-4000:]}")
-    values: dict[str, Any] = json.loads(result.read_text("utf-8"))
-    result.unlink()
+    values: dict[str, Any] = json.loads(result_file.read_text("utf-8"))
+    result_file.unlink()
     if side.name.startswith(OURS):
         values["versions"]["commit"] = commit_of(side.tree)
     return values
@@ -183,13 +183,13 @@ def take_turn(side: Side, job: Job, wait: float, cores: float = QUIET_CORES) -> 
     Returns:
         What the last process wrote.
     """
-    result: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     for _ in range(ATTEMPTS):
         wait_until_quiet(wait)
-        result = run_job(side, job)
-        if any(is_quiet(update, cores) for update in result["updates"]):
+        measured = run_job(side, job)
+        if any(is_quiet(update, cores) for update in measured["updates"]):
             break
-    return result
+    return measured
 
 
 def run_in_turns(
@@ -231,11 +231,11 @@ def run_in_turns(
             for (labels, job), side in product(cases.items(), sides):
                 name = " ".join((*labels, side.name))
                 if turn < len(progress.batches(name)):
-                    result = progress.batches(name)[turn]
+                    turn_result = progress.batches(name)[turn]
                 else:
-                    result = take_turn(side, job, wait, cores)
-                    progress.add(name, result)
-                runs.setdefault((*labels, side.name), []).append(result)
+                    turn_result = take_turn(side, job, wait, cores)
+                    progress.add(name, turn_result)
+                runs.setdefault((*labels, side.name), []).append(turn_result)
                 advance(1)
                 if not sys.stderr.isatty():
                     print(f"round {turn + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
@@ -308,7 +308,7 @@ def compare_sides(
         ]
         rows = [summarize(of_side, ceilings, quiet_cores) for of_side in runs]
         threads = next(iter(jobs.values())).threads
-        result = {
+        comparison = {
             "machine": {**ceilings, "cores": os.cpu_count(), "threads": threads},
             "summary": rows,
             "ratios": ratios(rows),
@@ -316,16 +316,16 @@ def compare_sides(
             "size": size,
             "date": date.today().isoformat(),
         }
-        write_comparison(result, output)
+        write_comparison(comparison, output)
 
 
-def write_comparison(result: dict[str, Any], output: str) -> None:
+def write_comparison(comparison: dict[str, Any], output: str) -> None:
     """Write a comparison to files, and print its tables.
 
     Args:
-        result: Summaries, ratios and runs, as `compare_sides` makes them.
+        comparison: Summaries, ratios and runs, as `compare_sides` makes them.
         output: Path of the files, without `.json` and `.md`.
     """
-    write_text(f"{output}.json", json.dumps(result, indent=1) + "\n")
-    write_text(f"{output}.md", comparison_tables(result))
-    Console().print(Markdown(comparison_tables(result)))
+    write_text(f"{output}.json", json.dumps(comparison, indent=1) + "\n")
+    write_text(f"{output}.md", comparison_tables(comparison))
+    Console().print(Markdown(comparison_tables(comparison)))

@@ -59,7 +59,7 @@ def count_work(update: dict[str, Any], job: Job) -> dict[str, Any]:
         The update, with tokens and operations in place of the lengths.
     """
     prompts, responses = update["prompts"], update["responses"]
-    result = {
+    counted = {
         **{key: update[key] for key in ("seconds", "cpu_seconds", "foreign_cores", "phases")},
         "prompt_tokens": sum(prompts),
         "response_tokens": sum(responses),
@@ -67,8 +67,8 @@ def count_work(update: dict[str, Any], job: Job) -> dict[str, Any]:
     }
     if job.stage == "ppo":
         value_bytes = 4 if job.precision == "fp32" else 2
-        result["generation_bytes"] = generation_bytes(job.work, prompts, responses, value_bytes)
-    return result
+        counted["generation_bytes"] = generation_bytes(job.work, prompts, responses, value_bytes)
+    return counted
 
 
 def label_run(run: dict[str, Any], labels: Labels, job: Job) -> dict[str, Any]:
@@ -182,17 +182,17 @@ def gpu_figures(used: list[dict[str, Any]], ceilings: dict[str, Any]) -> dict[st
     update_seconds = [u["phases"].get("update", u["seconds"]) for u in used]
     row = {
         "training_mfu": median(
-            u["flops"]["update"] / seconds / ceilings["peak_bf16"]
-            for u, seconds in zip(used, update_seconds, strict=True)
+            update["flops"]["update"] / seconds / ceilings["peak_bf16"]
+            for update, seconds in zip(used, update_seconds, strict=True)
         )
     }
     if "generation_bytes" in used[0]:
         bandwidth = ceilings["bytes_per_second"]
         row["generation_tokens_per_second"] = median(
-            u["response_tokens"] / u["phases"]["rollout"] for u in used
+            update["response_tokens"] / update["phases"]["rollout"] for update in used
         )
         row["generation_bound_fraction"] = median(
-            u["generation_bytes"] / bandwidth / u["phases"]["rollout"] for u in used
+            update["generation_bytes"] / bandwidth / update["phases"]["rollout"] for update in used
         )
     return row
 
@@ -211,34 +211,37 @@ def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     first = rows[0]["side"]
     return [
         {
-            "case": a["case"],
-            "side": a["side"],
-            "other": b["side"],
-            "precision": a["precision"],
-            "other_precision": b["precision"],
-            "speed": b["seconds"] / a["seconds"],
-            "speed_at_equal_work": a["useful_gflops"] / b["useful_gflops"],
-            "memory": a["peak_memory_mib"] / b["peak_memory_mib"],
+            "case": row["case"],
+            "side": row["side"],
+            "other": other["side"],
+            "precision": row["precision"],
+            "other_precision": other["precision"],
+            "speed": other["seconds"] / row["seconds"],
+            "speed_at_equal_work": row["useful_gflops"] / other["useful_gflops"],
+            "memory": row["peak_memory_mib"] / other["peak_memory_mib"],
         }
-        for a, b in product(rows, rows)
-        if a["case"] == b["case"]
-        and a["side"] not in (PEER, b["side"])
-        and (b["side"] == PEER or (b["side"] == first and a["precision"] == b["precision"]))
+        for row, other in product(rows, rows)
+        if row["case"] == other["case"]
+        and row["side"] not in (PEER, other["side"])
+        and (
+            other["side"] == PEER
+            or (other["side"] == first and row["precision"] == other["precision"])
+        )
     ]
 
 
 # Tables
 
 
-def comparison_tables(result: dict[str, Any]) -> str:
+def comparison_tables(comparison: dict[str, Any]) -> str:
     """The tables of `ppo_iteration.py` and `sft_reward.py`.
 
     Args:
-        result: Content of the benchmark's JSON file.
+        comparison: Content of the benchmark's JSON file.
     """
-    rows = result["summary"]
+    rows = comparison["summary"]
     phases = list(rows[0]["phases"])
-    one_thread = result["machine"]["threads"] == 1 and not phases
+    one_thread = comparison["machine"]["threads"] == 1 and not phases
     unit = "CPU seconds of one thread" if one_thread else "seconds"
     names = ("case", "precision", "side")
     parts = [
@@ -277,7 +280,7 @@ def comparison_tables(result: dict[str, Any]) -> str:
                 ),
             )
         )
-    if result["ratios"]:
+    if comparison["ratios"]:
         parts.append(
             table(
                 [
@@ -286,13 +289,13 @@ def comparison_tables(result: dict[str, Any]) -> str:
                 ],
                 (
                     [
-                        *(r["case"], f"{r['side']} / {r['other']}"),
-                        f"{r['precision']} / {r['other_precision']}",
-                        f"{r['speed']:.2f}",
-                        f"{r['speed_at_equal_work']:.2f}",
-                        f"{r['memory']:.2f}",
+                        *(ratio["case"], f"{ratio['side']} / {ratio['other']}"),
+                        f"{ratio['precision']} / {ratio['other_precision']}",
+                        f"{ratio['speed']:.2f}",
+                        f"{ratio['speed_at_equal_work']:.2f}",
+                        f"{ratio['memory']:.2f}",
                     ]
-                    for r in result["ratios"]
+                    for ratio in comparison["ratios"]
                 ),
             )
         )
@@ -302,17 +305,17 @@ def comparison_tables(result: dict[str, Any]) -> str:
                 ["case", "side", "training MFU", "generated tokens/s", "share of the bound"],
                 (
                     [
-                        *(r["case"], r["side"], f"{r['training_mfu']:.1%}"),
-                        *generation_cells(r),
+                        *(row["case"], row["side"], f"{row['training_mfu']:.1%}"),
+                        *generation_cells(row),
                     ]
-                    for r in rows
+                    for row in rows
                 ),
             )
         )
-    versions = {run["side"]: run["versions"] for run in result["runs"]}
-    kernels = {run["side"]: run["kernels"] for run in result["runs"] if "kernels" in run}
+    versions = {run["side"]: run["versions"] for run in comparison["runs"]}
+    kernels = {run["side"]: run["kernels"] for run in comparison["runs"] if "kernels" in run}
     return "\n".join(
-        [*parts, machine_sentences(result["machine"], versions) + kernel_sentences(kernels)]
+        [*parts, machine_sentences(comparison["machine"], versions) + kernel_sentences(kernels)]
     )
 
 
@@ -324,11 +327,11 @@ def generation_cells(row: dict[str, Any]) -> tuple[str, str]:
     return f"{tokens:.0f}", f"{share:.1%}"
 
 
-def scaling_tables(result: dict[str, Any]) -> str:
+def scaling_tables(scaling: dict[str, Any]) -> str:
     """The tables of `scaling.py`: the points, then the lines through them.
 
     Args:
-        result: Content of the benchmark's JSON file.
+        scaling: Content of the benchmark's JSON file.
     """
     points = table(
         [
@@ -342,7 +345,7 @@ def scaling_tables(result: dict[str, Any]) -> str:
                 f"{point['ceiling_fraction']:.0%}",
                 f"{point['peak_memory_mib']:.0f}",
             ]
-            for sweep in result["sweeps"]
+            for sweep in scaling["sweeps"]
             for point in sweep["points"]
         ),
     )
@@ -356,11 +359,11 @@ def scaling_tables(result: dict[str, Any]) -> str:
                 f"per {units[sweep['against']][0]}",
                 f"{sweep['r_squared']:.3f}",
             ]
-            for sweep in result["sweeps"]
+            for sweep in scaling["sweeps"]
         ),
     )
     return "\n".join(
-        [points, lines, machine_sentences(result["machine"], {OURS: result["versions"]})]
+        [points, lines, machine_sentences(scaling["machine"], {OURS: scaling["versions"]})]
     )
 
 
@@ -421,18 +424,20 @@ def summary_table(results: Path) -> str:
         file = results / machine / f"{name}.json"
         if not file.is_file():
             continue
-        result = json.loads(file.read_text("utf-8"))
-        seconds = {(r["case"], r["precision"], r["side"]): r["seconds"] for r in result["summary"]}
+        comparison = json.loads(file.read_text("utf-8"))
+        seconds = {
+            (r["case"], r["precision"], r["side"]): r["seconds"] for r in comparison["summary"]
+        }
         what = "PPO, {}" if name.startswith("ppo") else "{}"
-        at = " at 135M" if name.endswith("135m") else ""
-        at += ", CPU s of a thread" if result["machine"]["threads"] == 1 else ""
-        for ratio in result["ratios"]:
+        suffix = " at 135M" if name.endswith("135m") else ""
+        suffix += ", CPU s of a thread" if comparison["machine"]["threads"] == 1 else ""
+        for ratio in comparison["ratios"]:
             case, precision, side = ratio["case"], ratio["precision"], ratio["side"]
             if ratio["other"] == PEER and precision == ratio["other_precision"]:
                 times = (f"{seconds[case, precision, name]:.2f}" for name in (side, PEER))
                 # a side with other kernels than torch's has their name behind its own
                 kind = precision + side.removeprefix(OURS).replace(" ", ", ")
-                rows.setdefault((what.format(case) + at, kind), {})[machine] = [
+                rows.setdefault((what.format(case) + suffix, kind), {})[machine] = [
                     " / ".join(times),
                     f"{ratio['speed']:.2f}",
                     f"{ratio['memory']:.2f}",

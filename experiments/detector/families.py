@@ -110,19 +110,19 @@ def lab_family(name: str) -> str:
 def lab_runs() -> list[Trajectory]:
     """The runs of the reproduction: 128 responses per iteration, 70 iterations, gold is known."""
     runs = []
-    for name, result in read_runs(EXPERIMENTS / "reproduce" / "results.jsonl").items():
-        curves = result["curves"]
+    for name, row in read_runs(EXPERIMENTS / "reproduce" / "results.jsonl").items():
+        curves = row["curves"]
         if "gold" not in curves or "policy_without_sft" in name:  # starts from untrained weights
             continue
         label = label_run(
             truth=curves["gold"],
-            std=result["samples"]["gold_std"][0],
+            std=row["samples"]["gold_std"][0],
             reward=curves["score"],
             kl=curves["kl"],
             variety={"entropy": ends_of(curves["entropy"])},
         )
-        steps = make_steps({key: curves[ours] for ours, key in LAB_KEYS.items()}, 128)
-        runs.append(Trajectory(lab_family(result["name"]), name, label, steps, task=SHORT))
+        steps = make_steps({key: curves[ours_key] for ours_key, key in LAB_KEYS.items()}, 128)
+        runs.append(Trajectory(lab_family(row["name"]), name, label, steps, task=SHORT))
     return runs
 
 
@@ -182,7 +182,7 @@ def trl_runs() -> list[Trajectory]:
             continue
         logged = row["steps"]
         names = find_names(logged[0])
-        curves = {key: [step[ours] for step in logged] for key, ours in names.items()}
+        curves = {key: [step[logged_name] for step in logged] for key, logged_name in names.items()}
         label = label_run(
             truth=[step["rewards/truth/mean"] for step in logged],
             std=logged[0]["rewards/truth/std"],
@@ -213,10 +213,10 @@ def smollm2_runs() -> list[Trajectory]:
         variety = {}
         std = results["policies_0"]["result"]["policies"]["sft"]["rewards"]["gold"]["std"]
         if name in measured:  # on held-out prompts
-            result, policy = measured[name]
-            sft = result["policies"]["sft"]
+            seed_result, policy = measured[name]
+            sft = seed_result["policies"]["sft"]
             std = sft["rewards"]["gold"]["std"]
-            shares = result["openings"]
+            shares = seed_result["openings"]
             variety = {
                 "distinct": Change(sft["distinct_2"], policy["distinct_2"]),
                 "opening": Change(shares["sft"]["share"], shares[name]["share"]),

@@ -183,7 +183,9 @@ def sum_groups(scores: Mapping[str, Score]) -> dict[str, Score]:
         scores: Scores of the families.
     """
     return {
-        group: total([s for family, s in scores.items() if group_of(family) == group])
+        group: total(
+            [family_score for family, family_score in scores.items() if group_of(family) == group]
+        )
         for group in GROUPS
     }
 
@@ -223,8 +225,8 @@ def format_families(rows: Sequence[Row]) -> str:
         lines.append(
             [
                 family,
-                *(s.untroubled for s in each),
-                *(s.troubled for s in each),
+                *(family_score.untroubled for family_score in each),
+                *(family_score.troubled for family_score in each),
                 ours.right,
                 lead,
             ]
@@ -449,24 +451,24 @@ def _pairs(rows: Sequence[Row], exploits: dict[str, dict[str, Any]], shipped: in
 def _exploited(rows: Sequence[Row], shipped: int) -> str:
     """How the detector does on the exploits, in sentences."""
     runs = family_of(rows, "lab: exploits")
-    s = score(runs, "ours", shipped)
+    summary = score(runs, "ours", shipped)
     learners = [row for row in runs if "-truth-" in row["name"]]
     flagged = score(learners, "ours", shipped).harmless
     return (
-        f"The detector calls {s.harmed} harmed runs broken or exploiting, and {s.harmless} runs "
-        f"whose truth does not fall so far, {flagged} of those that learn the truth. It sees "
-        f"{s.troubled} troubled runs, monotonous ones among them."
+        f"The detector calls {summary.harmed} harmed runs broken or exploiting, and "
+        f"{summary.harmless} runs whose truth does not fall so far, {flagged} of those that learn "
+        f"the truth. It sees {summary.troubled} troubled runs, monotonous ones among them."
     )
 
 
 def _final_kl(exploits: dict[str, dict[str, Any]], kind: str | None) -> str:
     """Range of the final KL of the runs of a kind, or of those that collapse."""
-    last = [
+    final_kls = [
         fmean(run.curves["rollout/kl"][-5:])
         for name, run in zip(exploits, label_runs(exploits), strict=True)
         if (run.harm is not None if kind is None else kind in name)
     ]
-    return f"{min(last):.1f} to {max(last):.1f}"
+    return f"{min(final_kls):.1f} to {max(final_kls):.1f}"
 
 
 def _lead(exploits: dict[str, dict[str, Any]]) -> str:
@@ -481,11 +483,16 @@ def _lead(exploits: dict[str, dict[str, Any]]) -> str:
 
 def _helped(exploits: dict[str, dict[str, Any]]) -> str:
     """Whether the penalty helped, in a sentence."""
-    last = {name: fmean(row["curves"]["rollout/gold"][-5:]) for name, row in exploits.items()}
+    final_golds = {
+        name: fmean(row["curves"]["rollout/gold"][-5:]) for name, row in exploits.items()
+    }
     seeds = [name.rpartition("_")[2] for name in exploits if name.startswith("ensemble-seed_")]
-    better = [last[f"ensemble-penalized-seed_{s}"] > last[f"ensemble-seed_{s}"] for s in seeds]
-    says = "helps by the criterion" if all(better) else "does not help by the criterion"
-    return f"Gold ends higher with it on {sum(better)} of {len(seeds)} seeds, so that it {says}."
+    better = [
+        final_golds[f"ensemble-penalized-seed_{s}"] > final_golds[f"ensemble-seed_{s}"]
+        for s in seeds
+    ]
+    outcome = "helps by the criterion" if all(better) else "does not help by the criterion"
+    return f"Gold ends higher with it on {sum(better)} of {len(seeds)} seeds, so that it {outcome}."
 
 
 def _demands(rows: Sequence[Row], shipped: int) -> str:
@@ -498,19 +505,21 @@ def _demands(rows: Sequence[Row], shipped: int) -> str:
         flags = [first_flag(row, "ours", shipped) for row in runs if row["tells"]]
         return f"{sum(flag is not None for flag in flags)} of {len(flags)} flagged"
 
-    (four,) = [row for row in rows if row["name"] == "figure4"]
-    flag = first_flag(four, "ours", shipped)
+    (figure_4,) = [row for row in rows if row["name"] == "figure4"]
+    flag = first_flag(figure_4, "ours", shipped)
     small = "synthetic: small batches"
-    wide = RewardDistributionMonitor()
+    spread_monitor = RewardDistributionMonitor()
     widths = figure("figure13")
-    levels = [wide.observe(width) for width in widths["std"]]
+    levels = [spread_monitor.observe(width) for width in widths["std"]]
     first = next(i for i, level in enumerate(levels) if level > Level.HEALTHY)
     lines = [
         ["Figure 9, as it is, halved, a quarter higher", share("Fig", "paper", False)],
         [
             "Figure 4, whose win rate is below one half from update "
-            f"{four['harm'] * four['every']} on",
-            "not flagged" if flag is None else f"flagged at update {flag.place * four['every']}",
+            f"{figure_4['harm'] * figure_4['every']} on",
+            "not flagged"
+            if flag is None
+            else f"flagged at update {flag.place * figure_4['every']}",
         ],
         [
             f"Figure 13, whose scores are {widths['std'][-1] / widths['std'][0]:.0f} times as wide "

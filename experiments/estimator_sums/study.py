@@ -80,20 +80,20 @@ CRITERION: Final = (
 )
 
 
-def tokens_sampled(result: Mapping[str, Any]) -> list[float]:
+def tokens_sampled(run: Mapping[str, Any]) -> list[float]:
     """Tokens of all responses up to the end of each iteration."""
-    return [RESPONSES * total for total in accumulate(result["courses"]["response_length"])]
+    return [RESPONSES * total for total in accumulate(run["courses"]["response_length"])]
 
 
-def right_within_tokens(result: Mapping[str, Any]) -> float:
+def right_within_tokens(run: Mapping[str, Any]) -> float:
     """The mean share of right responses in the iterations within `TOKENS` sampled tokens."""
-    shares = zip(result["courses"]["gold"], tokens_sampled(result), strict=True)
+    shares = zip(run["courses"]["gold"], tokens_sampled(run), strict=True)
     return fmean(share for share, tokens in shares if tokens <= TOKENS)
 
 
-def right_within_kl(result: Mapping[str, Any], budget: float) -> float:
+def right_within_kl(run: Mapping[str, Any], budget: float) -> float:
     """The last mean share before the root of KL leaves the budget; NaN if it starts beyond."""
-    shares = zip(smooth(result["courses"]["gold"]), roots_of_kl(result), strict=True)
+    shares = zip(smooth(run["courses"]["gold"]), roots_of_kl(run), strict=True)
     within = [share for share, _ in takewhile(lambda point: point[1] <= budget, shares)]
     return within[-1] if within else math.nan
 
@@ -128,7 +128,7 @@ def train(*, model: Path, root: Path, arm: str, rate: float, seed: int, label: s
     advantages: dict[str, Any] = {"lam_alpha": VAPO_ALPHA} if arm == "vapo" else {}
     if arm not in ("ppo_max", "vapo"):
         advantages = {"normalization": False}
-    own = {
+    overrides = {
         "suffix": [],
         "trainer": {
             "callbacks": [],
@@ -152,7 +152,7 @@ def train(*, model: Path, root: Path, arm: str, rate: float, seed: int, label: s
             }
         },
     }
-    file = write_text(root / "configs" / f"{label}.yaml", json.dumps(own) + "\n")
+    file = write_text(root / "configs" / f"{label}.yaml", json.dumps(overrides) + "\n")
     command = ["-m", "lit_rlhf", "fit", "--overwrite"]  # an interrupted run begins again
     for name in ("examples/arithmetic", *overlays, str(file)):
         command += ["--config", name]
@@ -257,11 +257,11 @@ def format_tables(runs: dict[str, dict[str, Any]]) -> str:
     unseen = [runs[f"unseen_{seed}"] for seed in SEEDS if f"unseen_{seed}" in runs]
     best = [
         [
-            f"best of {n}",
-            ", ".join(f"{row['best_of'][str(n)]:.2f}" for row in unseen),
-            f"{math.sqrt(best_of_n_kl(n)):.2f}",
+            f"best of {size}",
+            ", ".join(f"{row['best_of'][str(size)]:.2f}" for row in unseen),
+            f"{math.sqrt(best_of_n_kl(size)):.2f}",
         ]
-        for n in BEST_OF
+        for size in BEST_OF
     ]
     rates = choose_rates(runs)
     tuning = [

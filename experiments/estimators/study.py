@@ -110,7 +110,7 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
     stages.evaluate("sft", arm)
     evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))["policies"]
     steps = list(read_logged_steps(str(root / "logs" / arm)).values())
-    result = {
+    row = {
         "seed": seed,
         "arm": arm,
         "sft_gold": evaluation["sft"]["rewards"]["gold_reward"]["mean"],
@@ -124,7 +124,7 @@ def run_one(output_dir: str, seed: int, arm: str) -> None:
         },
         "versions": versions(),
     }
-    write_run(RESULTS, f"{arm}-seed_{seed}", result)
+    write_run(RESULTS, f"{arm}-seed_{seed}", row)
 
 
 def arm_overlays(root: Path, arm: str) -> list[Path]:
@@ -188,9 +188,9 @@ def smooth(course: Sequence[float]) -> list[float]:
     return window_means(course, WIDTH)
 
 
-def gold_within(result: Mapping[str, Any], budget: float) -> float:
+def gold_within(run: Mapping[str, Any], budget: float) -> float:
     """The best gold of a run within a square root of KL; NaN if it starts beyond."""
-    golds, kls = (smooth(result["courses"][name]) for name in ("gold", "kl"))
+    golds, kls = (smooth(run["courses"][name]) for name in ("gold", "kl"))
     within = [gold for gold, kl in zip(golds, kls, strict=True) if kl <= budget**2]
     return max(within, default=math.nan)
 
@@ -268,9 +268,9 @@ def draw(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
         return figure
 
 
-def roots_of_kl(result: Mapping[str, Any]) -> list[float]:
+def roots_of_kl(run: Mapping[str, Any]) -> list[float]:
     """Square roots of a run's KL, smoothed."""
-    return [math.sqrt(max(kl, 0.0)) for kl in smooth(result["courses"]["kl"])]
+    return [math.sqrt(max(kl, 0.0)) for kl in smooth(run["courses"]["kl"])]
 
 
 def draw_courses(
@@ -294,9 +294,9 @@ def build_best_of_table(results: Iterable[Mapping[str, Any]]) -> str:
     """One row per size of the best of n of the SFT policy: gold above SFT's by seed."""
     seed_golds = sorted((r["seed"], r["gold"]) for r in results if r["arm"] == "best_of")
     rows = []
-    for n in BEST_OF[1:]:
-        gains = ", ".join(f"{gold[str(n)] - gold['1']:.2f}" for _, gold in seed_golds)
-        rows.append([f"best of {n}", gains, f"{math.sqrt(best_of_n_kl(n)):.2f}"])
+    for size in BEST_OF[1:]:
+        gains = ", ".join(f"{gold[str(size)] - gold['1']:.2f}" for _, gold in seed_golds)
+        rows.append([f"best of {size}", gains, f"{math.sqrt(best_of_n_kl(size)):.2f}"])
     return table(["SFT, by the reward model", "gold above SFT's", "sqrt(KL), at most"], rows)
 
 

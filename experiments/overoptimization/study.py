@@ -231,8 +231,8 @@ class Overoptimization(Preferences):
             "distinct_2": metrics["distinct_2"],
             "canned": canned_share(firsts),
             "samples": [
-                [firsts[n]["prompt"][-1]["content"], firsts[n]["response"]]
-                for n in random.Random(0).sample(range(len(firsts)), SHOWN)
+                [firsts[place]["prompt"][-1]["content"], firsts[place]["response"]]
+                for place in random.Random(0).sample(range(len(firsts)), SHOWN)
             ],
         }
 
@@ -402,13 +402,13 @@ class Overoptimization(Preferences):
         def collect() -> dict[str, Any]:
             rows = self.read("measures", name)
             metrics = read_json(self.path("measures", f"{name}.json"))["policies"]
-            result = {}
+            by_arm = {}
             for policy, arm in policies.items():
                 policy_rows = [row for row in rows if Path(row["policy"]).name == policy]
                 truth = self.truth().of_rows(policy_rows, samples=END_SAMPLES)
                 firsts = policy_rows[::END_SAMPLES]
                 shown = random.Random(proxy.seed).sample(range(len(firsts)), SHOWN)
-                result[arm] = {
+                by_arm[arm] = {
                     "proxy": [round(row["scores"][proxy.name], 3) for row in policy_rows],
                     "truth": [round(value, 3) for value in truth.ravel().tolist()],
                     "gold": float(np.mean([row["scores"]["gold"] for row in policy_rows])),
@@ -418,10 +418,11 @@ class Overoptimization(Preferences):
                     "distinct_2": metrics[policy]["distinct_2"],
                     "canned": canned_share(firsts),
                     "samples": [
-                        [firsts[n]["prompt"][-1]["content"], firsts[n]["response"]] for n in shown
+                        [firsts[place]["prompt"][-1]["content"], firsts[place]["response"]]
+                        for place in shown
                     ],
                 }
-            return result
+            return by_arm
 
         return Step(name, 3, command, collect)
 
@@ -446,15 +447,15 @@ def best_of_course(proxies: Scores, truths: Scores) -> list[dict[str, Any]]:
         truths: Their truth, `[N, S]`.
     """
     course = []
-    for n in BEST_OF:
+    for size in BEST_OF:
         chosen = {
             name: best_of_n(
-                proxies=torch.from_numpy(proxies), values=torch.from_numpy(values), n=n
+                proxies=torch.from_numpy(proxies), values=torch.from_numpy(values), n=size
             ).numpy()
             for name, values in {"proxy": proxies, "truth": truths}.items()
         }
         means = {name: summarize(values) for name, values in chosen.items()}
-        course.append({"n": n, "kl": best_of_n_kl(n), **means})
+        course.append({"n": size, "kl": best_of_n_kl(size), **means})
     return course
 
 

@@ -192,8 +192,11 @@ class Preferences(Benchmark):
                         measure_perplexity(Path(self.gold_base), texts) if texts else None
                     ),
                     "samples": [
-                        [policy_rows[n]["prompt"][-1]["content"], policy_rows[n]["response"]]
-                        for n in prompts_shown
+                        [
+                            policy_rows[place]["prompt"][-1]["content"],
+                            policy_rows[place]["response"],
+                        ]
+                        for place in prompts_shown
                     ],
                 }
             return result
@@ -258,17 +261,17 @@ def relevance(encoder: str, folder: str, output: str, sides: list[str]) -> None:
             vectors.append(model(**ids).last_hidden_state.mean(1))
         return normalize(torch.cat(vectors), dim=1)
 
-    found = {}
+    similarities = {}
     for side in sides:
         rows = read_lines(Path(folder) / f"{side}.jsonl")
         questions = embed([row["prompt"][-1]["content"] for row in rows])
         responses = embed([row["response"] for row in rows])
         pairs = {"own": questions, "next": questions.roll(-1, 0)}
-        found[side] = {
-            name: [round(value, 4) for value in (responses * of).sum(1).tolist()]
-            for name, of in pairs.items()
+        similarities[side] = {
+            name: [round(value, 4) for value in (responses * question_vectors).sum(1).tolist()]
+            for name, question_vectors in pairs.items()
         }
-    write_text(output, json.dumps(found) + "\n")
+    write_text(output, json.dumps(similarities) + "\n")
 
 
 def run(
@@ -413,7 +416,7 @@ def format_agreement(name: str, row: dict[str, Any]) -> str:
     text = f"The judge, {name}, agrees with people on {share:.0%} of the pairs: {consequence}.\n"
     if comparison is not None:  # else bias is None too
         agreed, opposed, tied = (
-            round(comparison[k] * comparison["n"]) for k in ("lose", "win", "tie")
+            round(comparison[outcome] * comparison["n"]) for outcome in ("lose", "win", "tie")
         )
         text += (
             f"It chose as people in {agreed} pairs and against them in {opposed}, tied in {tied} "
@@ -454,8 +457,8 @@ def format_relevance(
     head += [f"{NAMES[first]} - {NAMES[second]}" for first, second in pairs]
     rows = []
     for seed, row in done.items():
-        found = row["steps"]["relevance_policies"]["result"]
-        near = {name: np.array(found[name]["own"]) for name in NAMES}
+        relevance = row["steps"]["relevance_policies"]["result"]
+        near = {name: np.array(relevance[name]["own"]) for name in NAMES}
         differences = (paired_difference(near[first], near[second]) for first, second in pairs)
         means = (f"{near[name].mean():.2f}" for name in NAMES)
         rows.append([seed, *means, *map(format_interval, differences)])
@@ -480,20 +483,20 @@ def _format_seed(row: dict[str, Any]) -> dict[str, str]:
     per_token = np.polyfit(sft["lengths"], sft["truth"], 1)[0]
     rows = []
     for key, label in NAMES.items():
-        of = policies[key]
+        policy = policies[key]
         ended = np.array(policies[key]["ended"])
-        complete = np.array(of["truth"])[ended]
+        complete = np.array(policy["truth"])[ended]
         outcome = judged.get(key, {}).get("against_baseline")
         outcomes = "{win:.0%}, {tie:.0%}, {lose:.0%}".format_map(outcome) if outcome else "-"
-        foreign = of["foreign_perplexity"]
+        foreign = policy["foreign_perplexity"]
         rows.append(
             [
-                *(label, f"{np.mean(of['proxy']):.2f}", f"{np.mean(of['truth']):.2f}"),
+                *(label, f"{np.mean(policy['proxy']):.2f}", f"{np.mean(policy['truth']):.2f}"),
                 f"{complete.mean():.2f}" if len(complete) else "-",
-                f"{np.mean(of['truth']) - per_token * (of['length'] - sft['length']):.2f}",
-                *(f"{of['kl']:.1f}", f"{of['length']:.1f}", f"{1 - ended.mean():.0%}"),
-                f"{of['opening']['words']} ({of['opening']['share']:.0%})",
-                *(f"{of['distinct_2']:.2f}", "-" if foreign is None else f"{foreign:.0f}"),
+                f"{np.mean(policy['truth']) - per_token * (policy['length'] - sft['length']):.2f}",
+                *(f"{policy['kl']:.1f}", f"{policy['length']:.1f}", f"{1 - ended.mean():.0%}"),
+                f"{policy['opening']['words']} ({policy['opening']['share']:.0%})",
+                *(f"{policy['distinct_2']:.2f}", "-" if foreign is None else f"{foreign:.0f}"),
                 *([outcomes] if judged else []),
             ]
         )

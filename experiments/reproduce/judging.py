@@ -82,8 +82,8 @@ class Value:
         Raises:
             KeyError: If the run is not there.
         """
-        result = runs[self.part.name]
-        samples = result.get("samples", {})
+        run = runs[self.part.name]
+        samples = run.get("samples", {})
         if self.measure == "gain":
             gold = samples["gold"]
             return max(FLOOR, _pick([value - gold[0] for value in gold], self.at, width=1))
@@ -93,10 +93,10 @@ class Value:
         if self.measure in samples:
             return _pick(samples[self.measure], self.at, width=1)
         curve = self.measure.removeprefix("rollout.")
-        if curve in result.get("curves", {}):
-            course = result["curves"][curve]
+        if curve in run.get("curves", {}):
+            course = run["curves"][curve]
             return _pick(course, self.at, width=max(1, round(TAIL * len(course))))
-        value: Any = result
+        value: Any = run
         for name in self.measure.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
         if value is None:
@@ -108,7 +108,7 @@ def _pick(course: Sequence[float | None], at: At, width: int) -> float:
     values = [value for value in course if value is not None]
     if not values:
         return math.nan
-    windows = [values[k : k + width] for k in range(max(1, len(values) - width + 1))]
+    windows = [values[start : start + width] for start in range(max(1, len(values) - width + 1))]
     parts: dict[At, Sequence[float]] = {
         "start": values[:width],
         "end": values[-width:],

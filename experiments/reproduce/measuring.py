@@ -60,21 +60,21 @@ def measure_run(root: Path, arm: Arm, seed: int) -> dict[str, Any]:
         seed: Its seed.
     """
     log = root / "logs" / arm.name
-    result: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "curves": read_curves(log),
         "samples": summarize_samples(log / "samples.jsonl", read_prompts(root)),
         **replay_monitors(log),
     }
     if "preferences" in arm.evaluations:
-        result["preferences"] = compare_responses(root / arm.name / "responses.jsonl")
+        measured["preferences"] = compare_responses(root / arm.name / "responses.jsonl")
     if "language" in arm.evaluations:
         texts = unseen_texts(root, seed)
         folders = {"sft": "sft", "policy": arm.name}
         folders |= {"start": "pretrained"} if arm.pretrained else {}
-        result["text_perplexity"] = {
+        measured["text_perplexity"] = {
             name: measure_perplexity(root / folder, texts) for name, folder in folders.items()
         }
-    return result
+    return measured
 
 
 def read_curves(log: Path) -> dict[str, list[float | None]]:
@@ -131,9 +131,9 @@ def summarize_samples(path: Path, prompts: Sequence[str]) -> dict[str, Any]:
     return {**columns, "histogram_edges": rounded(edges.tolist()), "histograms": histograms}
 
 
-def count_outcomes(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+def count_outcomes(scores: Sequence[float], baseline_scores: Sequence[float]) -> dict[str, float]:
     """Shares of prompts on which the first is better, equal and worse."""
-    pairs = list(zip(ours, theirs, strict=True))
+    pairs = list(zip(scores, baseline_scores, strict=True))
     return {
         "win": fmean(a > b for a, b in pairs),
         "tie": fmean(a == b for a, b in pairs),

@@ -63,9 +63,9 @@ def read_results(path: Path) -> dict[int, dict[str, Mapping[str, Any]]]:
     """Read the results by seed and by the name of arm or foundation, without trials."""
     known_names = arms_by_name().keys() | foundations_by_name().keys()
     results: dict[int, dict[str, Mapping[str, Any]]] = {}
-    for result in read_runs(path).values():
-        if result["name"] in known_names and not result["trial"]:
-            results.setdefault(result["seed"], {})[result["name"]] = result
+    for run in read_runs(path).values():
+        if run["name"] in known_names and not run["trial"]:
+            results.setdefault(run["seed"], {})[run["name"]] = run
     return dict(sorted(results.items()))
 
 
@@ -132,8 +132,8 @@ def format_page(results: Results, judged: Mapping[str, Any]) -> str:
 
     def list_claims(*kinds: Verdict) -> str:
         lines = [
-            f"- {n}: {claim.text}{f' *{claim.note}.*' if claim.note else ''}"
-            for n, (claim, verdict) in enumerate(zip(CLAIMS, verdicts, strict=True), start=1)
+            f"- {number}: {claim.text}{f' *{claim.note}.*' if claim.note else ''}"
+            for number, (claim, verdict) in enumerate(zip(CLAIMS, verdicts, strict=True), start=1)
             if verdict in kinds
         ]
         return "\n".join(lines) or "- none so far"
@@ -177,8 +177,8 @@ def format_changed(before: Sequence[str], verdicts: Sequence[Verdict]) -> str:
         verdicts: The verdicts of today.
     """
     changes = [
-        f"claim {n} ({old}, now {new})"
-        for n, (old, new) in enumerate(zip(before, verdicts, strict=True), start=1)
+        f"claim {number} ({old}, now {new})"
+        for number, (old, new) in enumerate(zip(before, verdicts, strict=True), start=1)
         if old != new
     ]
     return ", ".join(changes) or "none"
@@ -246,8 +246,14 @@ def format_versions(by_version: Mapping[str, Sequence[str]]) -> str:
     """
     today = Version(VERSION, DATE, f"rules {RULES}", TODAY)
     rows = [
-        [v.number, v.date, v.commit, v.text, count_verdicts(by_version[str(v.number)])]
-        for v in (*VERSIONS, today)
+        [
+            version.number,
+            version.date,
+            version.commit,
+            version.text,
+            count_verdicts(by_version[str(version.number)]),
+        ]
+        for version in (*VERSIONS, today)
     ]
     return table(["version", "date (UTC)", "commit", "rule", "verdicts"], rows)
 

@@ -166,18 +166,18 @@ def measure(reward: str, source: DataSource, policy: str, seed: int, n_prompts: 
 def describe(probe: RewardProbe) -> dict[str, Any]:
     """The numbers of a probe, with the examples of what gains."""
     cheats = {}
-    for result in probe.results:
+    for cheat in probe.results:
         row: dict[str, Any] = {
-            "gain": round(result.gain, 3),
-            "low": round(result.low, 3),
-            "high": round(result.high, 3),
-            "wins": round(result.wins, 3),
-            "tokens": round(result.tokens, 1),
-            "verdict": str(result.verdict),
+            "gain": round(cheat.gain, 3),
+            "low": round(cheat.low, 3),
+            "high": round(cheat.high, 3),
+            "wins": round(cheat.wins, 3),
+            "tokens": round(cheat.tokens, 1),
+            "verdict": str(cheat.verdict),
         }
-        if result.verdict is Verdict.GAINS:
-            row["example"] = result.example._asdict()
-        cheats[result.name] = row
+        if cheat.verdict is Verdict.GAINS:
+            row["example"] = cheat.example._asdict()
+        cheats[cheat.name] = row
     return {
         "criterion": VERSION,
         "n_prompts": probe.n_prompts,
@@ -232,7 +232,7 @@ def smollm2(base: str, data: str, *, output_dir: str = "runs/reward_probe/smollm
 
 def read_pairs(base: str, data: str) -> list[dict[str, Any]]:
     """Pairs of HH-RLHF with short responses and prompts of their own, in random order."""
-    sources = [DataSource(f"{data}/{file}", name=n) for n, file in pretrained.FILES.items()]
+    sources = [DataSource(f"{data}/{file}", name=name) for name, file in pretrained.FILES.items()]
     records: list[PreferenceRecord] = load_records("preference", sources, on_bad_record="skip")
     random.Random(0).shuffle(records)
     tokenizer = load_tokenizer(base)
@@ -255,10 +255,10 @@ def read_pairs(base: str, data: str) -> list[dict[str, Any]]:
 
 def was_exploited(reward: RuleReward) -> bool:
     """Whether the committed run on a rule ended below where it began, by its truth."""
-    result = read_run(exploits.RESULT, reward.run)
-    assert result is not None
-    truth = result["curves"]["rollout/gold"]
-    return fmean(truth[-5:]) - fmean(truth[:5]) < -HARM * float(result["gold_std"])
+    run = read_run(exploits.RESULT, reward.run)
+    assert run is not None
+    truth = run["curves"]["rollout/gold"]
+    return fmean(truth[-5:]) - fmean(truth[:5]) < -HARM * float(run["gold_std"])
 
 
 def was_model_exploited(world: str, seed: int) -> bool:
@@ -267,10 +267,10 @@ def was_model_exploited(world: str, seed: int) -> bool:
         runs = json.loads(collapse.RESULT.read_text("utf-8"))
         (run_of_seed,) = [run for run in runs if run["seed"] == seed]
         return run_of_seed["ppo_vanilla"]["harmed_at"] is not None
-    result = read_run(REPRODUCED, f"vanilla-extrapolation-en-seed_{seed}")
-    assert result is not None
-    gold = result["samples"]["gold"]
-    return bool(gold[-1] < gold[0] - HARM * result["samples"]["gold_std"][0])
+    run = read_run(REPRODUCED, f"vanilla-extrapolation-en-seed_{seed}")
+    assert run is not None
+    gold = run["samples"]["gold"]
+    return bool(gold[-1] < gold[0] - HARM * run["samples"]["gold_std"][0])
 
 
 def read_outcomes(results: Mapping[str, Result]) -> dict[str, Outcome]:
@@ -367,11 +367,13 @@ def format_outcomes(outcomes: Mapping[str, Outcome]) -> str:
     rows = []
     for group, group_runs in sorted(groups.items(), key=lambda item: "proxy" not in item[0]):
         counts = {
-            cheat: sum(cheat in o.named for o in group_runs)
-            for o in group_runs
-            for cheat in o.named
+            cheat: sum(cheat in run.named for run in group_runs)
+            for outcome in group_runs
+            for cheat in outcome.named
         }
-        named = [f"{cheat} {n}" for cheat, n in sorted(counts.items(), key=lambda item: -item[1])]
+        named = [
+            f"{cheat} {count}" for cheat, count in sorted(counts.items(), key=lambda item: -item[1])
+        ]
         exploited = sum(outcome.exploited for outcome in group_runs)
         used = describe_used(group_runs[0].kind) if exploited else "-"
         right = [

@@ -89,9 +89,11 @@ def main(pdf: str) -> None:
         page = document[place]
         drawings = page.get_drawings()
         frames = {
-            tuple(round(v, 1) for v in (d["rect"].x0, d["rect"].x1, d["rect"].y0, d["rect"].y1))
-            for d in drawings
-            if len(d["items"]) == 1 and d["color"] == (0, 0, 0) and d["rect"].y0 == d["rect"].y1
+            tuple(round(getattr(drawing["rect"], end), 1) for end in ("x0", "x1", "y0", "y1"))
+            for drawing in drawings
+            if len(drawing["items"]) == 1
+            and drawing["color"] == (0, 0, 0)
+            and drawing["rect"].y0 == drawing["rect"].y1
         }
         edges: dict[tuple[float, float], list[float]] = {}
         for x0, x1, y, _ in frames:
@@ -106,23 +108,27 @@ def main(pdf: str) -> None:
             key=lambda box: (round(box[0] / 40), box[2]),
         )
         assert len(boxes) == len(panels), (figure, boxes)
-        words = [(w[0], w[1], w[2], w[3], number(w[4])) for w in page.get_text("words")]
+        words = [(*word[:4], number(word[4])) for word in page.get_text("words")]
         curves: dict[str, dict[str, list[float]]] = {}
         for panel, (y0, y1, x0, x1) in zip(panels, boxes, strict=True):
             left = [
-                ((b + d) / 2, v)
-                for a, b, c, d, v in words
-                if v is not None and x0 - 14 < c < x0 + 1 and y0 - 3 < (b + d) / 2 < y1 + 3
+                ((word_y0 + word_y1) / 2, tick)
+                for _, word_y0, word_x1, word_y1, tick in words
+                if tick is not None
+                and x0 - 14 < word_x1 < x0 + 1
+                and y0 - 3 < (word_y0 + word_y1) / 2 < y1 + 3
             ]
             below = [
-                ((a + c) / 2, v)
-                for a, b, c, d, v in words
-                if v is not None and y1 - 1 < b < y1 + 8 and x0 - 4 < (a + c) / 2 < x1 + 4
+                ((word_x0 + word_x1) / 2, tick)
+                for word_x0, word_y0, word_x1, _, tick in words
+                if tick is not None
+                and y1 - 1 < word_y0 < y1 + 8
+                and x0 - 4 < (word_x0 + word_x1) / 2 < x1 + 4
             ]
             # signs are missing: the two highest labels of an axis are positive everywhere
-            (ya, va), (yb, vb) = sorted(left)[:2]
-            xa, sa = sorted(below)[0]
-            xb, sb = sorted(below)[-1]
+            (upper_y, upper_tick), (lower_y, lower_tick) = sorted(left)[:2]
+            first_x, first_update = sorted(below)[0]
+            last_x, last_update = sorted(below)[-1]
             for drawing in drawings:
                 rect = drawing["rect"]
                 items = drawing["items"]
@@ -132,23 +138,43 @@ def main(pdf: str) -> None:
                 color = "".join(f"{round(part * 255):02x}" for part in drawing["color"])
                 points = [items[0][1], *(item[2] for item in items)]
                 run = curves.setdefault(runs[COLORS[color]], {})
-                run["update"] = [sa + (p.x - xa) / (xb - xa) * (sb - sa) for p in points]
-                run[panel] = [va + (p.y - ya) / (yb - ya) * (vb - va) for p in points]
+                run["update"] = [
+                    first_update
+                    + (point.x - first_x) / (last_x - first_x) * (last_update - first_update)
+                    for point in points
+                ]
+                run[panel] = [
+                    upper_tick
+                    + (point.y - upper_y) / (lower_y - upper_y) * (lower_tick - upper_tick)
+                    for point in points
+                ]
             if figure == "figure4" and panel == "reward":
                 # the win rate: a red line of eleven points, with an axis at the right
-                (ya, va), (yb, vb) = sorted(
-                    ((b + d) / 2, v)
-                    for a, b, c, d, v in words
-                    if v is not None and x1 < a < x1 + 12 and y0 - 3 < (b + d) / 2 < y1 + 3
+                (upper_y, upper_tick), (lower_y, lower_tick) = sorted(
+                    ((word_y0 + word_y1) / 2, tick)
+                    for word_x0, word_y0, _, word_y1, tick in words
+                    if tick is not None
+                    and x1 < word_x0 < x1 + 12
+                    and y0 - 3 < (word_y0 + word_y1) / 2 < y1 + 3
                 )[:2]
                 (line,) = (
-                    d["items"]
-                    for d in drawings
-                    if d["type"] == "s" and d["color"] == (1, 0, 0) and len(d["items"]) == 10
+                    drawing["items"]
+                    for drawing in drawings
+                    if drawing["type"] == "s"
+                    and drawing["color"] == (1, 0, 0)
+                    and len(drawing["items"]) == 10
                 )
                 points = [line[0][1], *(item[2] for item in line)]
-                updates = [sa + (p.x - xa) / (xb - xa) * (sb - sa) for p in points]
-                rates = [va + (p.y - ya) / (yb - ya) * (vb - va) for p in points]
+                updates = [
+                    first_update
+                    + (point.x - first_x) / (last_x - first_x) * (last_update - first_update)
+                    for point in points
+                ]
+                rates = [
+                    upper_tick
+                    + (point.y - upper_y) / (lower_y - upper_y) * (lower_tick - upper_tick)
+                    for point in points
+                ]
                 curves[""]["win_rate"] = [
                     next(
                         rates[i]
@@ -178,28 +204,30 @@ def main(pdf: str) -> None:
 
 def read_distributions(page: Any) -> None:  # noqa: ANN401  # pymupdf has no types
     """Figure 13: ten densities of the scores, with the axis from -10 to 30 below them."""
-    shapes = [d for d in page.get_drawings() if d["type"] == "fs"]
-    ticks = sorted(d["rect"].x0 for d in shapes if len(d["items"]) == 1)
+    shapes = [drawing for drawing in page.get_drawings() if drawing["type"] == "fs"]
+    ticks = sorted(shape["rect"].x0 for shape in shapes if len(shape["items"]) == 1)
     with (Path(__file__).parent / "figure13.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("update", "mean", "std", "q05", "median", "q95"))
         for update, shape in zip(
-            range(100, 1001, 100), (d for d in shapes if len(d["items"]) > 1000), strict=True
+            range(100, 1001, 100),
+            (shape for shape in shapes if len(shape["items"]) > 1000),
+            strict=True,
         ):
             base = shape["rect"].y1
             heights = dict[float, float]()
             for x, y in ((point.x, point.y) for _, point, *_ in shape["items"]):
                 heights[x] = max(heights.get(x, 0.0), base - y)
-            weight = sum(heights.values())
+            total = sum(heights.values())
             scores = {
-                -10 + (x - ticks[0]) / (ticks[-1] - ticks[0]) * 40: heights[x] / weight
+                -10 + (x - ticks[0]) / (ticks[-1] - ticks[0]) * 40: heights[x] / total
                 for x in sorted(heights)
             }
-            mean = sum(p * score for score, p in scores.items())
-            std = sum(p * (score - mean) ** 2 for score, p in scores.items()) ** 0.5
+            mean = sum(weight * score for score, weight in scores.items())
+            std = sum(weight * (score - mean) ** 2 for score, weight in scores.items()) ** 0.5
             below = list(accumulate(scores.values()))
             cuts = [
-                next(score for score, p in zip(scores, below, strict=True) if p >= share)
+                next(score for score, part in zip(scores, below, strict=True) if part >= share)
                 for share in (0.05, 0.5, 0.95)
             ]
             table.writerow((update, *(f"{value:.2f}" for value in (mean, std, *cuts))))
