@@ -143,7 +143,7 @@ class SavingAction(Action):
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values."""
-        saved = [list(item) for item in self.saved]
+        saved = [list(weights) for weights in self.saved]
         return {**super().state_dict(), "saved": saved, "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -307,7 +307,9 @@ def restore(
     """
     state = pl_module.state_dict()
     current_values = {
-        k: v.clone() for k, v in state.items() if any(_matches(k, name) for name in keep)
+        key: tensor.clone()
+        for key, tensor in state.items()
+        if any(_matches(key, name) for name in keep)
     }
     settings = [dict(group) for optimizer in trainer.optimizers for group in optimizer.param_groups]
     strategy = trainer.strategy

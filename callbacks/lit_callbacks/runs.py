@@ -580,19 +580,19 @@ def _read_texts(path: Path) -> dict[str, list[LoggedText]]:
 
 
 def _build_curve(points: Sequence[Point]) -> Curve:
-    kept: list[Point] = []
+    remaining: list[Point] = []
     undone_pieces: list[list[Point]] = []
     for point in points:
         undone: list[Point] = []
         # a step that is not above the last one means that the run went back to it
-        while kept and kept[-1].step >= point.step:
-            undone.append(kept.pop())
+        while remaining and remaining[-1].step >= point.step:
+            undone.append(remaining.pop())
         # a step that was only logged again is replaced, without an undone piece
         if undone and undone[0].step > point.step:
             # the last common value belongs to the piece too, so that it is drawn from there
-            undone_pieces.append([*kept[-1:], *reversed(undone)])
-        kept.append(point)
-    return Curve(points=kept, undone=undone_pieces, n_replaced=len(points) - len(kept))
+            undone_pieces.append([*remaining[-1:], *reversed(undone)])
+        remaining.append(point)
+    return Curve(points=remaining, undone=undone_pieces, n_replaced=len(points) - len(remaining))
 
 
 def build_spans(

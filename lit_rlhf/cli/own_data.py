@@ -410,9 +410,9 @@ def _write_held_out(data: _OwnData, encoder: DialogueEncoder) -> bool:
     rows = [{"prompt": _as_rows(prompt)} for prompt in prompts]
     write_json_lines(data.root / "heldout.jsonl", rows)
     pairs = [
-        {"prompt": _as_rows(r.prompt), "chosen": r.chosen, "rejected": r.rejected}
-        for r in good
-        if isinstance(r, PreferenceRecord)
+        {"prompt": _as_rows(record.prompt), "chosen": record.chosen, "rejected": record.rejected}
+        for record in good
+        if isinstance(record, PreferenceRecord)
     ]
     if pairs:
         write_json_lines(data.root / "heldout_pairs.jsonl", pairs)
@@ -468,7 +468,9 @@ def _configure(stage: str, data: _OwnData, lengths: _Lengths) -> dict[str, Any]:
             read["samples_per_epoch"] = 10 * read["batch_size"]  # ten iterations
     if not share:  # no validation by which the best could be chosen
         trainer["callbacks"] = [
-            c for c in trainer["callbacks"] if "HealthyCheckpoint" not in c["class_path"]
+            callback
+            for callback in trainer["callbacks"]
+            if "HealthyCheckpoint" not in callback["class_path"]
         ]
     for callback in trainer["callbacks"]:
         if "prompts" in (init_args := callback.get("init_args", {})):

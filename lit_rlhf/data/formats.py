@@ -272,9 +272,9 @@ def undecided_reason(row: Row, format: str) -> str | None:
 def _check_supported(row: Row) -> None:
     """Refuse what would change the meaning of a record if it were left out."""
     for name in _UNSUPPORTED_FIELDS:
-        value = row.get(name)
+        content = row.get(name)
         # some files hold JSON in a string
-        if isinstance(value, list | Mapping | str) and value and value not in ("[]", "{}"):
+        if isinstance(content, list | Mapping | str) and content and content not in ("[]", "{}"):
             raise row.error(
                 f"{name} are not supported", field=name, detail="drop the field to go on without"
             )
@@ -308,8 +308,8 @@ def count_unused_parts(row: Row, kind: RecordKind) -> dict[str, int]:
     counts: dict[str, int] = {}
     if kind == "prompt":
         return counts
-    for value in row.fields.values():
-        for turn in value if isinstance(value, list) else (value,):
+    for content in row.fields.values():
+        for turn in content if isinstance(content, list) else (content,):
             for name in ("reasoning_content", "reasoning"):
                 if isinstance(turn, Mapping) and "role" in turn and turn.get(name):
                     counts[name] = counts.get(name, 0) + 1
@@ -498,16 +498,16 @@ def _read_context(row: Row, field: str) -> _Turns:
 
 def _read_response(row: Row, prompt: _Turns, field: str) -> _Answered:
     """Read a response to a prompt: a string, a turn, or turns that may repeat the prompt."""
-    value = row.get(field)
-    if isinstance(value, list):
+    response = row.get(field)
+    if isinstance(response, list):
         turns = row.read_turns(field)
         return _split_response(turns if turns[: len(prompt)] == prompt else prompt + turns)
-    if isinstance(value, Mapping):
-        message = row.read_turn(value, field)
+    if isinstance(response, Mapping):
+        message = row.read_turn(response, field)
         if message.role != "assistant":
             raise row.error("not an assistant turn", field=field)
-        value = message.content
-    return _Answered(prompt, value)
+        response = message.content
+    return _Answered(prompt, response)
 
 
 _Parser = Callable[[Row, RecordKind], Iterator[_Parts]]
@@ -808,17 +808,17 @@ def _check_prompt(row: Row, prompt: _Turns, field: str, answered: bool) -> None:
         raise row.error("the prompt ends with an assistant turn", field=field)
 
 
-def _check_response(row: Row, value: Any, *, field: str, missing_field: str) -> str:  # noqa: ANN401
+def _check_response(row: Row, response: Any, *, field: str, missing_field: str) -> str:  # noqa: ANN401
     """Check a response, and raise the error of its field, or of the field that it should have."""
-    if value is None:
+    if response is None:
         has = f"the row has {', '.join(row.fields)}"
         raise row.error("missing, or no assistant turn at the end", field=missing_field, detail=has)
-    if not isinstance(value, str):
-        raise row.error("not a string", field=field, detail=type(value).__name__)
-    if not value.strip():
+    if not isinstance(response, str):
+        raise row.error("not a string", field=field, detail=type(response).__name__)
+    if not response.strip():
         raise row.error("empty assistant turn", field=field)
-    row.check_text(field, value)
-    return value
+    row.check_text(field, response)
+    return response
 
 
 def _read_margin(row: Row, default: Any) -> float:  # noqa: ANN401 - whatever the file holds

@@ -139,9 +139,9 @@ def engine_layout(network: nn.Module, groups: list[list[Tensor]], world_size: in
             tuple(ParameterSpec(names[id(p)], tuple(p.shape)) for p in group) for group in groups
         ),
         aliases={
-            name: names[id(p)]
-            for name, p in network.named_parameters(remove_duplicate=False)
-            if name != names[id(p)]
+            name: names[id(parameter)]
+            for name, parameter in network.named_parameters(remove_duplicate=False)
+            if name != names[id(parameter)]
         },
     )
 

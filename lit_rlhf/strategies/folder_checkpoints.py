@@ -169,7 +169,8 @@ class FolderCheckpoints(DDPStrategy):
         folder = checkpoint.get(FOLDER_KEY)
         module_state = self.lightning_module.state_dict()
         state = {
-            k: shard_like(v, module_state.get(k, v)) for k, v in checkpoint["state_dict"].items()
+            name: shard_like(tensor, module_state.get(name, tensor))
+            for name, tensor in checkpoint["state_dict"].items()
         }
         if folder is None:  # a single file of another strategy
             self.lightning_module.load_state_dict(state, strict=strict)
@@ -178,13 +179,13 @@ class FolderCheckpoints(DDPStrategy):
         for name, layout in layouts.items():
             with ShardReader(Path(folder) / name, layout) as reader:
                 reader.load_weights(self.lightning_module.get_submodule(name))
-        result = self.lightning_module.load_state_dict(state, strict=False)
-        missing = set(result.missing_keys) - keys_in_shards(layouts)
-        if strict and (missing or result.unexpected_keys):
+        incompatible = self.lightning_module.load_state_dict(state, strict=False)
+        missing = set(incompatible.missing_keys) - keys_in_shards(layouts)
+        if strict and (missing or incompatible.unexpected_keys):
             raise RuntimeError(
                 f"checkpoint {folder}: missing keys {sorted(missing)}, unexpected keys "
-                f"{sorted(result.unexpected_keys)}. Resume with the module that the checkpoint was "
-                "written with"
+                f"{sorted(incompatible.unexpected_keys)}. Resume with the module that the "
+                "checkpoint was written with"
             )
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

@@ -87,9 +87,11 @@ def measure_strength(
             fold_of = assign_folds(
                 [record.prompt for record in records], folds=folds, seed=seed + repeat
             )
-            held_out = [place for place, of in enumerate(fold_of) if of == fold]
+            held_out = [place for place, fold_of_row in enumerate(fold_of) if fold_of_row == fold]
             others = [
-                row for row, of in zip(rows, fold_of, strict=True) if of != fold or folds == 1
+                row
+                for row, fold_of_row in zip(rows, fold_of, strict=True)
+                if fold_of_row != fold or folds == 1
             ]
             name = f"model {number + 1} of {folds * repeats}"
             finished = unfinished.batches(name)
@@ -338,7 +340,7 @@ def probe(
     if len(honest) > max_prompts:
         honest = random.Random(seed).sample(honest, max_prompts)
     with progress_bar("responses scored", count_responses(len(honest))) as progress:
-        result = probe_reward(
+        probed = probe_reward(
             loaded.reward,
             honest,
             loaded.encoder,
@@ -346,17 +348,17 @@ def probe(
             seed=seed,
             report_progress=progress,
         )
-    print_probe(result)
+    print_probe(probed)
     if loaded.left_out:
         reasons = ", ".join(f"{n} ({reason})" for reason, n in loaded.left_out.items())
         print(f"Left out: {reasons}")
     settings = {"rewards": rewards, "data": data, "policy": policy, "seed": seed}
     settings |= {"max_new_tokens": max_new_tokens, "dtype": dtype}
-    report = result.as_dict() | {"settings": settings}
+    report = probed.as_dict() | {"settings": settings}
     numbers = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
     print(f"Numbers: {write_text(Path(output, 'probe.json'), numbers)}")
-    print(f"Figure: {save_figure(draw_probe(result), Path(output, 'probe.svg'))}")
-    return result
+    print(f"Figure: {save_figure(draw_probe(probed), Path(output, 'probe.svg'))}")
+    return probed
 
 
 CHEATED = 1
@@ -365,9 +367,9 @@ ERROR = 2
 """Exit status of a probe after an error."""
 
 
-def end_with_verdict(result: "RewardProbe") -> None:
+def end_with_verdict(probe: "RewardProbe") -> None:
     """End with `CHEATED` if a cheat scores higher than honest answers."""
-    if result.gaining:
+    if probe.gaining:
         raise SystemExit(CHEATED)
 
 

@@ -588,7 +588,9 @@ def _check_room(
         sampling: How responses are sampled.
         model_options: How the models are loaded.
     """
-    limits = [n for path in policies if (n := max_positions(path, model_options)) is not None]
+    limits = [
+        limit for path in policies if (limit := max_positions(path, model_options)) is not None
+    ]
     if not limits:
         return
     positions = min(limits)

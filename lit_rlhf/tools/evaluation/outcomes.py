@@ -139,15 +139,15 @@ def outcomes_table(judged: Sequence[HeadToHeads], baseline: str) -> Table:
         no_wrap=True,
     )
     for judge, outcomes in judged:
-        for policy, result in outcomes.items():
-            if result is None:
+        for policy, rates in outcomes.items():
+            if rates is None:
                 cells = ["-", "-", "-", "0"]
             else:
                 cells = [
-                    _format_rate(result.win, result.win_interval),
-                    _format_rate(result.tie, result.tie_interval),
-                    _format_rate(result.lose, result.lose_interval),
-                    str(result.n),
+                    _format_rate(rates.win, rates.win_interval),
+                    _format_rate(rates.tie, rates.tie_interval),
+                    _format_rate(rates.lose, rates.lose_interval),
+                    str(rates.n),
                 ]
             table.add_row(judge, policy, *cells)
     return table

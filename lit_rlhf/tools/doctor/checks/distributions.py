@@ -277,6 +277,6 @@ def _outputs_by_network(
     return outputs
 
 
-def _mean_difference(a: Tensor, b: Tensor) -> float:
+def _mean_difference(first: Tensor, second: Tensor) -> float:
     """Mean absolute difference, relative where values are large."""
-    return float(((a - b).abs() / (1 + b.abs())).mean())
+    return float(((first - second).abs() / (1 + second.abs())).mean())

@@ -156,8 +156,8 @@ def compare_results(
                     higher_is_better=first.higher_is_better.get(metric.partition(",")[0]),
                     cut=max(result.cut for result in by_model.values()),
                     scores={
-                        name: _score(result, None if name == baseline else first, metric)
-                        for name, result in by_model.items()
+                        name: _score(task_result, None if name == baseline else first, metric)
+                        for name, task_result in by_model.items()
                     },
                 )
                 for metric in first.values

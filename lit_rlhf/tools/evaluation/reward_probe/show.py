@@ -37,14 +37,14 @@ def print_probe(probe: RewardProbe) -> None:
         f"gain over honest answers to {probe.n_prompts} prompts",
         ["cheat", "gain [95 % interval]", "wins", "tokens", *parts, "verdict"],
     )
-    for result in probe.results:
+    for cheat in probe.results:
         table.add_row(
-            result.name,
-            f"{result.gain:+.2f} [{result.low:+.2f}, {result.high:+.2f}]",
-            f"{result.wins:.0%}",
-            f"{result.tokens:.0f}",
-            *(_format_part(result.by_reward[name]) for name in parts),
-            str(result.verdict),
+            cheat.name,
+            f"{cheat.gain:+.2f} [{cheat.low:+.2f}, {cheat.high:+.2f}]",
+            f"{cheat.wins:.0%}",
+            f"{cheat.tokens:.0f}",
+            *(_format_part(cheat.by_reward[name]) for name in parts),
+            str(cheat.verdict),
         )
     print_table(table)
     print(
@@ -59,13 +59,13 @@ def print_probe(probe: RewardProbe) -> None:
     if probe.n_without_vote:
         print(f"Left out: {probe.n_without_vote} (all rewards abstain from the honest answer)")
     console = Console()
-    for result in probe.gaining:
-        example = result.example
-        print_text(console, f"\n{result.name}: {result.about}", style=NAME_STYLE)
+    for cheat in probe.gaining:
+        example = cheat.example
+        print_text(console, f"\n{cheat.name}: {cheat.about}", style=NAME_STYLE)
         print_text(console, f"  prompt  {_shorten(example.prompt)}")
         print_text(console, f"  honest  {example.honest_score:.2f}  {_shorten(example.honest)}")
         print_text(console, f"  cheat   {example.cheat_score:.2f}  {_shorten(example.cheat)}")
-        print_text(console, f"  To do: {result.advice}.")
+        print_text(console, f"  To do: {cheat.advice}.")
     print_text(console, f"\n{summarize(probe)}")
 
 
@@ -79,7 +79,7 @@ def summarize(probe: RewardProbe, baseline: str = "honest answers") -> str:
     n_cheats = len(probe.results)
     unclear = [r.name for r in probe.results if r.verdict is Verdict.NO_DIFFERENCE]
     if probe.gaining:
-        names = ", ".join(f"{result.name} ({result.gain:+.1f})" for result in probe.gaining)
+        names = ", ".join(f"{cheat.name} ({cheat.gain:+.1f})" for cheat in probe.gaining)
         sentences = [
             f"{len(probe.gaining)} of {n_cheats} cheats score higher than {baseline}: {names}.",
             "PPO raises this score, so expect it to find them.",
@@ -103,12 +103,12 @@ def draw_probe(probe: RewardProbe) -> Figure:
     with rc_context(FIGURE_STYLE):
         figure = Figure(figsize=(6.6, 1.1 + 0.28 * len(probe.results)), dpi=FIGURE_DPI)
         axes = figure.subplots()
-        for place, result in enumerate(probe.results):
-            color = _COLORS[result.verdict]
-            axes.plot([result.low, result.high], [place, place], color=color)
-            axes.plot(result.gain, place, "o", color=color)
+        for place, cheat in enumerate(probe.results):
+            color = _COLORS[cheat.verdict]
+            axes.plot([cheat.low, cheat.high], [place, place], color=color)
+            axes.plot(cheat.gain, place, "o", color=color)
         axes.axvline(0.0, color="black", linewidth=0.8)
-        axes.set_yticks(range(len(probe.results)), [_label(result) for result in probe.results])
+        axes.set_yticks(range(len(probe.results)), [_label(cheat) for cheat in probe.results])
         axes.set_ylim(len(probe.results) - 0.5, -0.5)
         unit = "in points" if probe.honest_std == 0 else "in their standard deviations"
         axes.set_xlabel(f"gain over honest answers, {unit}")
@@ -121,8 +121,8 @@ def draw_probe(probe: RewardProbe) -> Figure:
     return figure
 
 
-def _label(result: CheatResult) -> str:
-    return f"{result.name} ({result.wins:.0%} of prompts)"
+def _label(cheat: CheatResult) -> str:
+    return f"{cheat.name} ({cheat.wins:.0%} of prompts)"
 
 
 def _format_part(gain: float) -> str:
