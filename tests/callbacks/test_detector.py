@@ -72,7 +72,11 @@ def test_a_collapse_is_logged_step_by_step(tmp_path: Path, manual: bool) -> None
     logger = Mock(save_dir=str(tmp_path))
     levels = watched(tmp_path, COLLAPSE, two_monitors(), {"manual": manual}, logger=logger)
     assert levels == LEVELS
-    logged = [made for made in logger.log_metrics.mock_calls if "metrics" in made.kwargs]
+    logged = [
+        logged_call
+        for logged_call in logger.log_metrics.mock_calls
+        if "metrics" in logged_call.kwargs
+    ]
     keys, rows = [*COLLAPSE, "monitor/level"], zip(*COLLAPSE.values(), LEVELS, strict=True)
     metrics = [dict(zip(keys, row, strict=True)) for row in rows]
     assert logged == [
@@ -88,10 +92,10 @@ def test_nan_in_any_metric_is_a_collapse_at_once(tmp_path: Path) -> None:
 
 def test_all_actions_see_a_step_before_one_acts(tmp_path: Path, monkeypatch: Any) -> None:
     seen_calls, actions = Mock(), [RecordActs(cooldown=1), RecordActs(cooldown=1)]
-    for action, own in zip(actions, (seen_calls.first, seen_calls.second), strict=True):
-        own.acts.return_value = ""
-        monkeypatch.setattr(action, "on_step", own.sees)
-        monkeypatch.setattr(action, "act", own.acts)
+    for action, calls in zip(actions, (seen_calls.first, seen_calls.second), strict=True):
+        calls.acts.return_value = ""
+        monkeypatch.setattr(action, "on_step", calls.sees)
+        monkeypatch.setattr(action, "act", calls.acts)
     detector = CollapseDetector([above(10.0)], [*actions])
     trainer(tmp_path, detector).fit(Scripted({"kl": [20.0, 20.0]}), batches(2))
     seen = ["first.sees", "second.sees"]
@@ -190,11 +194,11 @@ def test_two_detectors_have_own_keys(tmp_path: Path, caplog: pytest.LogCaptureFi
     for prefix, steps in (("monitor", [5, 10]), ("monitor/2", [7, 10])):
         assert [event.value for event in events.Scalars(f"{prefix}/level")] == levels[prefix]
         assert [step for step, _ in read_texts(tmp_path, f"{prefix}/verdict")] == steps
-    said = lines(caplog)
+    messages = lines(caplog)
     heads = ["thresholds", "monitor/2", "collapsed at step 5", "monitor/2"]
     heads += ["healthy at step 10", "monitor/2"]
-    assert [line.partition(": ")[0] for line in said] == heads
-    levels_of_second = [line.split()[1] for line in said if "monitor/2" in line]
+    assert [line.partition(": ")[0] for line in messages] == heads
+    levels_of_second = [line.split()[1] for line in messages if "monitor/2" in line]
     assert levels_of_second == ["thresholds:", "collapsed", "healthy"]
 
 
@@ -344,8 +348,12 @@ def test_a_validation_is_a_step_but_a_sanity_check_is_none(tmp_path: Path) -> No
     trainer(tmp_path, detector, logger=logger, **options).fit(module, batches(4), batches(1))
     assert monitor.history == [1.0, 1.0, 20.0, 30.0]
     assert watch.levels == [0, 0, 0, 2]
-    calls = [made for made in logger.log_metrics.mock_calls if made.args]  # not Lightning's own
-    levels = [(made.kwargs["step"], made.args[0]["monitor/level"]) for made in calls]
+    calls = [
+        logged_call for logged_call in logger.log_metrics.mock_calls if logged_call.args
+    ]  # not Lightning's own
+    levels = [
+        (logged_call.kwargs["step"], logged_call.args[0]["monitor/level"]) for logged_call in calls
+    ]
     assert levels == [(2, 0), (4, 0), (6, 0), (8, 2)]
 
 
@@ -357,7 +365,11 @@ def test_nothing_happens_outside_of_fit(tmp_path: Path, when: Any) -> None:
     run.validate(module, batches(1), verbose=False)
     run.test(module, batches(1), verbose=False)
     assert detector.verdict.step == 0
-    keys = {key for made in logger.log_metrics.mock_calls for key in made.kwargs["metrics"]}
+    keys = {
+        key
+        for logged_call in logger.log_metrics.mock_calls
+        for key in logged_call.kwargs["metrics"]
+    }
     assert keys == {"val/kl", "test/kl", "epoch"}
 
 

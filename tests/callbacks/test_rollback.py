@@ -80,14 +80,14 @@ class Snapshots(Callback):
         self.after[trainer.fit_loop.total_batch_idx + 1] = snapshot
 
 
-def rolled_back(folder: Path, module: Any, count: int, *actions: Any, **more: Any) -> Any:
+def fit_and_snapshot(folder: Path, module: Any, count: int, *actions: Any, **settings: Any) -> Any:
     """Snapshots by step of a run."""
     snapshots = Snapshots()
-    trainer(folder, watching(*actions), snapshots, **more).fit(module, batches(count))
+    trainer(folder, watching(*actions), snapshots, **settings).fit(module, batches(count))
     return snapshots.after
 
 
-def same(first: Snapshot, second: Snapshot, but: Sequence[str] = ()) -> bool:
+def equal_states(first: Snapshot, second: Snapshot, but: Sequence[str] = ()) -> bool:
     """Whether weights (but some) and moments are equal, bit for bit."""
     assert first.weights.keys() == second.weights.keys()
     assert first.moments.keys() == second.moments.keys() != set()
@@ -97,7 +97,7 @@ def same(first: Snapshot, second: Snapshot, but: Sequence[str] = ()) -> bool:
     return all(torch.equal(one, other) for one, other in pairs)
 
 
-def stepped(start: Snapshot, i: int, rate: float, accumulated: int = 1) -> Tensor:
+def adam_step(start: Snapshot, i: int, rate: float, accumulated: int = 1) -> Tensor:
     """The weight one step of Adam after `start`, by the gradient of the batch with index `i`."""
     weight = torch.nn.Parameter(start.weights["weight"].clone())
     adam = torch.optim.Adam([weight])
@@ -117,28 +117,28 @@ def files(folder: Path) -> list[str]:
 @pytest.mark.parametrize("manual", [False, True])
 def test_weights_and_moments_come_back_and_training_goes_on(tmp_path: Path, manual: bool) -> None:
     module = Trained([0, 0, 0, 0, 0, 2, 0], manual)
-    after = rolled_back(tmp_path, module, 7, RollBack(every_n_steps=2))
+    snapshots = fit_and_snapshot(tmp_path, module, 7, RollBack(every_n_steps=2))
     assert files(tmp_path / "healthy") == ["step=1.ckpt", "step=3.ckpt"]
-    assert same(after[6], after[3])
-    assert not same(after[6], after[5])
+    assert equal_states(snapshots[6], snapshots[3])
+    assert not equal_states(snapshots[6], snapshots[5])
     # the trainer's count and the schedule move on
-    assert [after[i].global_step for i in range(1, 8)] == [1, 2, 3, 4, 5, 6, 7]
-    rates = [after[i].settings["lr"] for i in range(3, 8)]
+    assert [snapshots[i].global_step for i in range(1, 8)] == [1, 2, 3, 4, 5, 6, 7]
+    rates = [snapshots[i].settings["lr"] for i in range(3, 8)]
     expected = [0.1 / (1 + i) for i in range(3, 8)] if not manual else [0.1] * 5
     assert rates == pytest.approx(expected)
     # the next step is one from there, on new data
-    assert torch.equal(after[7].weights["weight"], stepped(after[3], 6, rates[3]))
+    assert torch.equal(snapshots[7].weights["weight"], adam_step(snapshots[3], 6, rates[3]))
 
 
 def test_gradients_of_the_weights_that_go_are_dropped(tmp_path: Path) -> None:
     """The collapse comes between the two batches of a step."""
     module = Trained([0, 0, 0, 0, 0, 0, 2, 0])
     action = RollBack(every_n_steps=1)
-    after = rolled_back(tmp_path, module, 8, action, accumulate_grad_batches=2)
-    assert same(after[7], after[3])
-    rate = after[7].settings["lr"]
-    expected = stepped(after[3], 7, rate, accumulated=2)  # the eighth batch alone
-    assert torch.equal(after[8].weights["weight"], expected)
+    snapshots = fit_and_snapshot(tmp_path, module, 8, action, accumulate_grad_batches=2)
+    assert equal_states(snapshots[7], snapshots[3])
+    rate = snapshots[7].settings["lr"]
+    expected = adam_step(snapshots[3], 7, rate, accumulated=2)  # the eighth batch alone
+    assert torch.equal(snapshots[8].weights["weight"], expected)
 
 
 def test_names_to_keep_stay_and_others_do_not(tmp_path: Path) -> None:
@@ -146,17 +146,19 @@ def test_names_to_keep_stay_and_others_do_not(tmp_path: Path) -> None:
         def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
             self.beta += 1.0
 
-    after = rolled_back(tmp_path, Drifting([0, 0, 0, 2, 0]), 5, RollBack(keep=["count"]))
-    assert same(after[4], after[1], but=["inner.count"])
-    assert [int(after[i].weights["inner.count"]) for i in (1, 4, 5)] == [1, 4, 5]
-    assert [float(after[i].weights["beta"]) for i in (1, 3, 4)] == pytest.approx([1.1, 3.1, 1.1])
+    snapshots = fit_and_snapshot(tmp_path, Drifting([0, 0, 0, 2, 0]), 5, RollBack(keep=["count"]))
+    assert equal_states(snapshots[4], snapshots[1], but=["inner.count"])
+    assert [int(snapshots[i].weights["inner.count"]) for i in (1, 4, 5)] == [1, 4, 5]
+    assert [float(snapshots[i].weights["beta"]) for i in (1, 3, 4)] == pytest.approx(
+        [1.1, 3.1, 1.1]
+    )
 
 
 def test_a_name_to_keep_that_there_is_not_is_refused_when_training_starts(tmp_path: Path) -> None:
     module = Trained([0])
     expected = "keep: expected names in the state of Trained, got 'ount'"
     with pytest.raises(ValueError, match=expected):
-        rolled_back(tmp_path, module, 1, RollBack(keep=["beta", "ount"]))
+        fit_and_snapshot(tmp_path, module, 1, RollBack(keep=["beta", "ount"]))
     assert module.batches == 0
 
 
@@ -166,14 +168,14 @@ def test_an_action_that_saves_weights_alone_leaves_its_checkpoints_be(tmp_path: 
     fit_batches(tmp_path, module, 5, detector, snapshots)
     saved = ["step=1.ckpt", "weights_step=1.ckpt", "weights_step=5.ckpt"]
     assert files(tmp_path / "healthy") == saved
-    assert same(snapshots.after[4], snapshots.after[1])
+    assert equal_states(snapshots.after[4], snapshots.after[1])
 
 
 @pytest.mark.parametrize(("keep", "expected"), [([], [0.2, 0.2]), (["beta"], [0.2, 0.4])])
 def test_a_raised_coefficient_stays(tmp_path: Path, keep: list[str], expected: list[float]) -> None:
     actions = [RollBack(keep=keep), AdjustCoefficient("beta", 2.0, level="collapsed")]
-    after = rolled_back(tmp_path, Trained([0, 0, 0, 2, 0, 2]), 6, *actions)
-    assert [float(after[i].weights["beta"]) for i in (4, 6)] == pytest.approx(expected)
+    snapshots = fit_and_snapshot(tmp_path, Trained([0, 0, 0, 2, 0, 2]), 6, *actions)
+    assert [float(snapshots[i].weights["beta"]) for i in (4, 6)] == pytest.approx(expected)
 
 
 def test_module_may_leave_a_frozen_network_out_of_checkpoints(tmp_path: Path) -> None:
@@ -190,10 +192,10 @@ def test_module_may_leave_a_frozen_network_out_of_checkpoints(tmp_path: Path) ->
             frozen = {k: v for k, v in self.state_dict().items() if "reference" in k}
             checkpoint["state_dict"] = frozen | checkpoint["state_dict"]
 
-    after = rolled_back(tmp_path, Filtered([0, 0, 0, 2]), 4, RollBack())
+    snapshots = fit_and_snapshot(tmp_path, Filtered([0, 0, 0, 2]), 4, RollBack())
     saved = torch.load(tmp_path / "healthy" / "step=1.ckpt", weights_only=True)
     assert [key for key in saved["state_dict"] if "reference" in key] == []
-    assert same(after[4], after[1])
+    assert equal_states(snapshots[4], snapshots[1])
 
 
 def test_hyper_parameters_may_be_any_objects(tmp_path: Path) -> None:
@@ -203,8 +205,8 @@ def test_hyper_parameters_may_be_any_objects(tmp_path: Path) -> None:
             self.save_hyperparameters("made_by")
 
     module = WithHyperparameters([0, 0, 0, 2], Snapshots())  # a class that only this file knows
-    after = rolled_back(tmp_path, module, 4, RollBack())
-    assert same(after[4], after[1])
+    snapshots = fit_and_snapshot(tmp_path, module, 4, RollBack())
+    assert equal_states(snapshots[4], snapshots[1])
 
 
 def test_after_a_validation_training_goes_on_from_what_came_back(tmp_path: Path) -> None:
@@ -222,7 +224,7 @@ def test_after_a_validation_training_goes_on_from_what_came_back(tmp_path: Path)
     run.fit(module, batches(10), batches(1))
     # saved after batch 2, back after batch 8
     assert action.done == 1
-    expected = stepped(snapshots.after[2], 8, snapshots.after[8].settings["lr"])
+    expected = adam_step(snapshots.after[2], 8, snapshots.after[8].settings["lr"])
     assert torch.equal(snapshots.after[9].weights["weight"], expected)
 
 
@@ -262,19 +264,19 @@ def test_a_median_of_several_values_is_waited_for() -> None:
 
 def test_only_healthy_steps_are_saved_and_three_are_kept(tmp_path: Path) -> None:
     module = Trained([0, 1, 0, 1, *[0] * 7])
-    rolled_back(tmp_path, module, 11, RollBack(every_n_steps=1))
+    fit_and_snapshot(tmp_path, module, 11, RollBack(every_n_steps=1))
     assert files(tmp_path / "healthy") == ["step=11.ckpt", "step=7.ckpt", "step=9.ckpt"]
 
 
 def test_a_second_collapse_before_a_saving_goes_further_back_until_it_stops(tmp_path: Path) -> None:
     module = Trained([*[0] * 6, 2, 0, 2, 0, 2, 0, 2, 0])
     action = RollBack(times=3, every_n_steps=3)
-    after = rolled_back(tmp_path, module, 14, action)
-    assert same(after[7], after[4])
-    assert same(after[9], after[1])
-    assert same(after[11], after[1])
+    snapshots = fit_and_snapshot(tmp_path, module, 14, action)
+    assert equal_states(snapshots[7], snapshots[4])
+    assert equal_states(snapshots[9], snapshots[1])
+    assert equal_states(snapshots[11], snapshots[1])
     assert (module.batches, action.done) == (13, 3)
-    assert not same(after[13], after[1])
+    assert not equal_states(snapshots[13], snapshots[1])
     assert files(tmp_path / "healthy") == ["step=1.ckpt"]
 
 
@@ -282,25 +284,25 @@ def test_the_next_saving_waits_as_long_after_a_way_back(tmp_path: Path) -> None:
     """The first steps after it are healthy only because nobody has seen enough of them."""
     module = Trained([0, 0, 0, 0, 0, 2, 0, 2, 0, 0, 0])
     action = RollBack(every_n_steps=2)
-    after = rolled_back(tmp_path, module, 11, action)
-    assert same(after[6], after[3])
-    assert same(after[8], after[1])
+    snapshots = fit_and_snapshot(tmp_path, module, 11, action)
+    assert equal_states(snapshots[6], snapshots[3])
+    assert equal_states(snapshots[8], snapshots[1])
     assert [step for step, _ in action.saved] == [1, 10]
 
 
 def test_without_a_healthy_step_it_stops(tmp_path: Path, caplog: Any) -> None:
     caplog.set_level("INFO", "lightning.pytorch.lit_callbacks")
     module, action = Trained([1, 2, 0]), RollBack()
-    rolled_back(tmp_path, module, 3, action)
+    fit_and_snapshot(tmp_path, module, 3, action)
     assert (module.batches, action.done) == (2, 0)
     assert "at step 2: stopped training: there was no checkpoint" in caplog.messages
 
 
 def test_checkpoints_go_to_the_runs_folder_unless_told_otherwise(tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path, name="run", version="one")
-    rolled_back(tmp_path, Trained([0]), 1, RollBack(), logger=logger)
+    fit_and_snapshot(tmp_path, Trained([0]), 1, RollBack(), logger=logger)
     assert files(tmp_path / "run" / "one" / "healthy") == ["step=1.ckpt"]
-    rolled_back(tmp_path, Trained([0]), 1, RollBack(folder=str(tmp_path / "other")))
+    fit_and_snapshot(tmp_path, Trained([0]), 1, RollBack(folder=str(tmp_path / "other")))
     assert files(tmp_path / "other") == ["step=1.ckpt"]
 
 
@@ -310,11 +312,11 @@ def test_a_resumed_run_goes_back_to_where_a_whole_one_does(tmp_path: Path, done:
     actions = [RollBack(2, every_n_steps=2, folder=str(tmp_path / "own")) for _ in range(2)]
     straight, resumed = Snapshots(), Snapshots()
     fit_batches(tmp_path, Trained(levels), 14, watching(actions[0]), straight)
-    assert same(straight.after[6], straight.after[3])
-    assert same(straight.after[11], straight.after[8])
+    assert equal_states(straight.after[6], straight.after[3])
+    assert equal_states(straight.after[11], straight.after[8])
     fit_batches(tmp_path, Trained(levels), 14, watching(actions[1]), resumed, done=done)
     assert list(resumed.after) == list(range(done + 1, 14))  # the third collapse stops it
-    assert all(same(resumed.after[i], straight.after[i]) for i in resumed.after)
+    assert all(equal_states(resumed.after[i], straight.after[i]) for i in resumed.after)
     assert (actions[1].done, actions[1].saved) == (2, actions[0].saved)
 
 
@@ -341,7 +343,7 @@ def test_a_received_checkpoint_names_no_file_to_load_or_delete(tmp_path: Path) -
     state = {"last": None, "done": 0, "restored": "", "since": 0}
     action.load_state_dict({**state, "saved": [[9, path] for path in paths]})
     module = Trained([2, 0, 0, 0, 0, 0])
-    rolled_back(tmp_path, module, 6, action)
+    fit_and_snapshot(tmp_path, module, 6, action)
     assert (module.batches, action.saved) == (1, [])  # it had nothing to go back to
     assert not mark.exists()
     assert (tmp_path / "precious").exists()
@@ -371,9 +373,9 @@ def test_learning_rates_are_kept_or_cut_at_a_rollback(
     caplog.set_level("INFO", "lightning.pytorch.lit_callbacks")
     levels = [0] * 6 + [2, 0]
     action = RollBack(every_n_steps=1, lr_factor=factor, folder=str(tmp_path / "saved"))
-    after = rolled_back(tmp_path, Trained(levels), len(levels), action)
+    snapshots = fit_and_snapshot(tmp_path, Trained(levels), len(levels), action)
     # a schedule of 0.1 / (1 + step), which moves on, times the factor from the restore on
-    assert after[8].settings["lr"] == pytest.approx(0.1 / 9 * factor)
+    assert snapshots[8].settings["lr"] == pytest.approx(0.1 / 9 * factor)
     (line,) = [text for text in caplog.messages if "went back" in text]
     assert "at step 7: went back to the weights of step 3 (1 of 3 times)" in line
     assert said in line

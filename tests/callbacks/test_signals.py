@@ -64,12 +64,12 @@ def test_a_signal_collapses_on_its_side_and_not_without_cause(
     # the thresholds of the class that are not under test are turned off
     settings: dict[str, Any] = {**SETTINGS, **WITHOUT_THRESHOLDS, **thresholds}
     watcher = kind(**settings)
-    seen = [watcher.observe(value) for value in (*healthy, *worse)]
+    seen = [watcher.observe(reading) for reading in (*healthy, *worse)]
     assert seen[-1] is C
     assert C not in seen[:-1]
     assert watcher.side == side
     calm = kind(**settings)
-    assert {calm.observe(value) for value in healthy * 5} == {H}
+    assert {calm.observe(reading) for reading in healthy * 5} == {H}
 
 
 def test_metrics_that_are_not_finite_are_counted_and_named() -> None:
@@ -168,8 +168,8 @@ def test_distance_in_a_few_tokens_is_not_decisive(tokens: float, decided: bool) 
 def test_length_is_a_multiple_of_the_references_where_that_is_logged() -> None:
     watcher = LengthMonitor()
     assert watcher.read(StepMetrics({"rollout/response_length": 90.0}, {})) == 90.0
-    both = {"rollout/response_length": 90.0, "rollout/ref_response_length": 60.0}
-    assert watcher.read(StepMetrics(both, {})) == 1.5
+    lengths = {"rollout/response_length": 90.0, "rollout/ref_response_length": 60.0}
+    assert watcher.read(StepMetrics(lengths, {})) == 1.5
 
 
 def test_standard_error_of_the_responses_moves_a_threshold() -> None:
@@ -187,8 +187,8 @@ def test_standard_error_of_the_responses_moves_a_threshold() -> None:
 def test_prompts_have_changed_when_two_readings_leave_those_before() -> None:
     watcher = PromptMonitor()
     steady = [80.0, 82.0, 79.0, 81.0, 80.0, 83.0, 78.0, 80.0]
-    assert {watcher.observe(value) for value in steady} == {H}
-    assert [watcher.observe(value) for value in (150.0, 80.0, 150.0, 149.0)] == [H, H, H, C]
+    assert {watcher.observe(reading) for reading in steady} == {H}
+    assert [watcher.observe(reading) for reading in (150.0, 80.0, 150.0, 149.0)] == [H, H, H, C]
     assert watcher.side == "high"
     assert watcher.sentence() == "prompt length 149 tokens is above 112"
 
@@ -196,7 +196,7 @@ def test_prompts_have_changed_when_two_readings_leave_those_before() -> None:
 def test_noisy_prompts_and_slow_changes_are_no_change() -> None:
     rng, watcher = random.Random(0), PromptMonitor()
     noisy = [rng.gauss(80, 20) for _ in range(500)]
-    assert C not in {watcher.observe(value, 4) for value in noisy}
+    assert C not in {watcher.observe(reading, 4) for reading in noisy}
     slow = PromptMonitor()
     assert C not in {slow.observe(80.0 * 1.01**i) for i in range(200)}
 

@@ -25,20 +25,20 @@ def test_noise_is_not_raised_by_a_jump_or_by_what_is_not_finite() -> None:
 
 def loop_trend(values: Sequence[float]) -> tuple[float, float]:
     """Theil-Sen's slope and Mann-Kendall's score, pair by pair."""
-    slopes, s = [], 0
+    slopes, score = [], 0
     for j in range(len(values)):
         for i in range(j):
             slopes.append((values[j] - values[i]) / (j - i))
             if values[j] > values[i]:
-                s += 1
+                score += 1
             elif values[j] < values[i]:
-                s -= 1
+                score -= 1
     slopes.sort()
     middle = len(slopes) // 2
     slope = slopes[middle] if len(slopes) % 2 else (slopes[middle - 1] + slopes[middle]) / 2
-    n = len(values)
-    towards_zero = s - 1 if s > 0 else s + 1 if s < 0 else 0
-    return slope, towards_zero / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    n_values = len(values)
+    towards_zero = score - 1 if score > 0 else score + 1 if score < 0 else 0
+    return slope, towards_zero / math.sqrt(n_values * (n_values - 1) * (2 * n_values + 5) / 18)
 
 
 @pytest.mark.parametrize("n", [3, 4, 7, 10, 25])
@@ -59,10 +59,10 @@ def test_few_or_equal_values_have_no_trend(values: list[float]) -> None:
 def test_distribution_is_that_of_torch(n: int) -> None:
     rng = random.Random(n)
     numbers = [math.exp(rng.gauss(0, 1)) - 2.0 for _ in range(n)]
-    both = torch.tensor(numbers, dtype=torch.float64)
+    tensor = torch.tensor(numbers, dtype=torch.float64)
     places = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
-    moments = [float(both.mean()), float(both.std(correction=0))]
-    expected = [*torch.quantile(both, places).tolist(), *moments]
+    moments = [float(tensor.mean()), float(tensor.std(correction=0))]
+    expected = [*torch.quantile(tensor, places).tolist(), *moments]
     shape = distribution(numbers)
     summary = [shape[key] for key in ("q05", "median", "q95", "mean", "std")]
     assert summary == pytest.approx(expected, rel=1e-9)

@@ -54,15 +54,15 @@ def test_loop_may_skip_a_step_and_log_what_is_not_finite() -> None:
 
 def test_thresholds_are_said_once_when_the_baseline_is_known() -> None:
     watch = Watch([KLPerTokenMonitor(), LengthMonitor(), NonFiniteMonitor()])
-    said = []
+    notes = []
     for _ in range(20):
         watch.step(NORMAL)
-        said.append(watch.notes)
+        notes.append(watch.notes)
     expected = (
         "thresholds: KL per token at most 0.07 nats, length 60 to 200 tokens; two of these 2 "
         "signals make a collapse (votes: 2)"
     )
-    assert said == [[]] * 7 + [[expected]] + [[]] * 12
+    assert notes == [[]] * 7 + [[expected]] + [[]] * 12
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,13 @@ def test_thresholds_are_said_once_when_the_baseline_is_known() -> None:
 )
 def test_threshold_out_of_reach_warns(monitor: Monitor, values: list[float], warning: str) -> None:
     watch = Watch([monitor])
-    said = []
+    notes = []
     for i in range(12):
         watch.step({"x": values[i % len(values)]})
-        said += watch.notes
-    assert [text for text in said if not text.startswith("thresholds")] == [warning] * bool(warning)
+        notes += watch.notes
+    assert [text for text in notes if not text.startswith("thresholds")] == [warning] * bool(
+        warning
+    )
 
 
 def test_wide_beginning_leaves_a_threshold_within_reach() -> None:

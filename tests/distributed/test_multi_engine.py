@@ -48,13 +48,16 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
 def relative_error(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     """Largest error of any weight, relative to the largest weight of its tensor."""
     assert actual.keys() == expected.keys()
-    gaps = {k: (actual[k].double() - v.double()).abs().max() for k, v in expected.items()}
-    return max(float(gaps[key] / value.abs().max()) for key, value in expected.items())
+    gaps = {
+        name: (actual[name].double() - weight.double()).abs().max()
+        for name, weight in expected.items()
+    }
+    return max(float(gaps[name] / weight.abs().max()) for name, weight in expected.items())
 
 
-def length(result: dict[str, Any], network: str) -> float:
+def length(step: dict[str, Any], network: str) -> float:
     """Norm of what a step changed in a network."""
-    moved = [v.flatten() for k, v in result["moved"].items() if k.startswith(network)]
+    moved = [change.flatten() for name, change in step["moved"].items() if name.startswith(network)]
     return float(torch.cat(moved).norm())
 
 
@@ -71,44 +74,44 @@ def test_engines_equal_plain_lightning_on_one_device(
 
 
 def test_the_compared_runs_clip_both_networks_and_move_them(outcomes: Outcomes) -> None:
-    result = outcomes(*TWO_ENGINES)["gan"]
-    norms = [step["norms"] for step in result["records"]]
+    run = outcomes(*TWO_ENGINES)["gan"]
+    norms = [step["norms"] for step in run["records"]]
     assert all(any(pair[i] > 0.5 for pair in norms) for i in (0, 1))
-    assert float(result["state"]["moments"]) == len(norms) == 20
+    assert float(run["state"]["moments"]) == len(norms) == 20
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])
 def test_critic_pretraining_leaves_policy(outcomes: Outcomes, strategy: str, devices: int) -> None:
-    result = outcomes(strategy, devices)["pretraining"]
-    for key, value in result["start"].items():
-        if key.startswith("first"):
-            assert torch.equal(result["state"][key], value)
-    assert result["moments"] == 0
-    assert not torch.equal(result["state"]["second.0.weight"], result["start"]["second.0.weight"])
+    run = outcomes(strategy, devices)["pretraining"]
+    for name, weight in run["start"].items():
+        if name.startswith("first"):
+            assert torch.equal(run["state"][name], weight)
+    assert run["moments"] == 0
+    assert not torch.equal(run["state"]["second.0.weight"], run["start"]["second.0.weight"])
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])
 def test_gradients_are_clipped_by_network(outcomes: Outcomes, strategy: str, devices: int) -> None:
-    result = outcomes(strategy, devices)["clipping"]
-    small, huge = result["small"], result["huge"]
+    runs = outcomes(strategy, devices)["clipping"]
+    small, huge = runs["small"], runs["huge"]
     assert huge["records"][0]["norms"][0] > 1e5
     assert length(huge, "first") == pytest.approx(0.25, rel=1e-5)
     assert small["records"][0]["norms"][0] < 0.25
     assert length(small, "first") == pytest.approx(small["records"][0]["norms"][0], rel=1e-4)
-    for key, value in small["moved"].items():
-        if key.startswith("second"):
-            assert torch.equal(huge["moved"][key], value)
+    for name, change in small["moved"].items():
+        if name.startswith("second"):
+            assert torch.equal(huge["moved"][name], change)
     assert length(small, "second") == pytest.approx(0.25, rel=1e-5)
     # Lightning's own `clip_gradients` acts on both networks
-    by_lightning = result["lightning"]
+    by_lightning = runs["lightning"]
     assert length(by_lightning, "first") == pytest.approx(0.25, rel=1e-5)
     assert length(by_lightning, "second") == pytest.approx(0.25, rel=1e-5)
     # and a gradient that is not finite is skipped
-    (record,) = result["nan"]["records"]
+    (record,) = runs["nan"]["records"]
     assert record["applied"] == [False, True]
     assert not torch.isfinite(torch.tensor(record["norms"][0]))
-    assert length(result["nan"], "first") == 0.0
-    assert length(result["nan"], "second") == pytest.approx(0.25, rel=1e-5)
+    assert length(runs["nan"], "first") == 0.0
+    assert length(runs["nan"], "second") == pytest.approx(0.25, rel=1e-5)
 
 
 @pytest.mark.parametrize(("strategy", "devices"), LIKE_SINGLE_DEVICE)
@@ -122,31 +125,31 @@ def test_run_goes_on_after_skipped_update(outcomes: Outcomes, strategy: str, dev
 
 @pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), *LIKE_SINGLE_DEVICE])
 def test_zero_grad_drops_old_gradients(outcomes: Outcomes, strategy: str, devices: int) -> None:
-    result = outcomes(strategy, devices)["clipping"]
-    for key, value in result["small"]["moved"].items():
-        assert torch.allclose(result["abandoned"]["moved"][key], value, rtol=1e-6, atol=1e-8)
+    runs = outcomes(strategy, devices)["clipping"]
+    for name, change in runs["small"]["moved"].items():
+        assert torch.allclose(runs["abandoned"]["moved"][name], change, rtol=1e-6, atol=1e-8)
     # the first layer had a gradient in the abandoned backward alone
-    moved = result["abandoned_more"]["moved"]
-    assert not any(value.any() for key, value in moved.items() if key.startswith("second.0"))
+    moved = runs["abandoned_more"]["moved"]
+    assert not any(change.any() for name, change in moved.items() if name.startswith("second.0"))
 
 
 @pytest.mark.slow
 def test_zero_grad_drops_old_gradients_in_bf16_too(outcomes: Outcomes) -> None:
-    result = outcomes(*TWO_ENGINES, "bf16-mixed")["clipping"]
-    for key, value in result["small"]["moved"].items():
-        assert torch.equal(result["abandoned"]["moved"][key], value)
+    runs = outcomes(*TWO_ENGINES, "bf16-mixed")["clipping"]
+    for name, change in runs["small"]["moved"].items():
+        assert torch.equal(runs["abandoned"]["moved"][name], change)
 
 
 @pytest.mark.slow
 def test_bf16_follows_fp32_and_keeps_masters_moments_and_buffers(outcomes: Outcomes) -> None:
-    result = outcomes(*TWO_ENGINES, "bf16-mixed")
+    runs = outcomes(*TWO_ENGINES, "bf16-mixed")
     expected = outcomes("auto", 1)["gan"]["state"]
     # bf16 has 8 bits of mantissa; the weights move by more than 10 % of their size in this run
-    assert relative_error(result["gan"]["state"], expected) < 0.02
-    types = result["names"]["dtypes"]
+    assert relative_error(runs["gan"]["state"], expected) < 0.02
+    types = runs["names"]["dtypes"]
     assert (types.pop("moments"), set(types.values())) == (torch.float64, {torch.bfloat16})
-    assert set(result["names"]["masters"]) == {torch.float32}
-    assert set(result["names"]["state"]) == {torch.float32}
+    assert set(runs["names"]["masters"]) == {torch.float32}
+    assert set(runs["names"]["state"]) == {torch.float32}
 
 
 def test_fp32_leaves_a_frozen_network_in_the_type_it_was_loaded_in(outcomes: Outcomes) -> None:

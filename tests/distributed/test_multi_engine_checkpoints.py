@@ -20,8 +20,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]
     """A run of two processes and the checkpoint that it left after 12 of 20 batches."""
     folder = tmp_path_factory.mktemp("two")
     scenarios = ["save", "disk_full", "resume", "kept", "language_models"]
-    result = outcome(folder, STAGE_2, 2, *scenarios)
-    return result, folder / "saved" / "step=19.ckpt"
+    runs = outcome(folder, STAGE_2, 2, *scenarios)
+    return runs, folder / "saved" / "step=19.ckpt"
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +36,20 @@ def one(two: tuple[Any, Path], tmp_path_factory: pytest.TempPathFactory) -> dict
 def bf16(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """A run of one process with bf16 and offload, and its checkpoint."""
     folder = tmp_path_factory.mktemp("bf16")
-    result = outcome(folder, f"{STAGE_2}_offload", 1, "save", "resume", precision="bf16-mixed")
-    return result, folder / "saved" / "step=19.ckpt"
+    runs = outcome(folder, f"{STAGE_2}_offload", 1, "save", "resume", precision="bf16-mixed")
+    return runs, folder / "saved" / "step=19.ckpt"
 
 
 def same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     assert actual.keys() == expected.keys()
-    return all(torch.equal(actual[key], value) for key, value in expected.items())
+    return all(torch.equal(actual[name], weight) for name, weight in expected.items())
 
 
 def test_resumed_run_ends_as_uninterrupted_one(two: tuple[dict[str, Any], Path]) -> None:
-    result, _ = two
-    assert same(result["resume"]["state"], result["save"]["state"])
-    assert result["resume"]["records"] == result["save"]["records"][12:]
-    assert result["resume"]["global_step"] == 5 + 2 * 15
+    runs, _ = two
+    assert same(runs["resume"]["state"], runs["save"]["state"])
+    assert runs["resume"]["records"] == runs["save"]["records"][12:]
+    assert runs["resume"]["global_step"] == 5 + 2 * 15
 
 
 @pytest.mark.slow
@@ -57,8 +57,8 @@ def test_checkpoint_of_two_ranks_on_one(two: tuple[Any, Path], one: dict[str, An
     saved = read_state_dict(two[1])
     assert same(one["resume"]["at_start"], saved)
     assert same(one["validate"]["state"], saved)  # which needs no engines
-    for key, value in two[0]["save"]["state"].items():
-        assert torch.allclose(one["resume"]["state"][key], value, rtol=1e-5, atol=1e-6)
+    for name, weight in two[0]["save"]["state"].items():
+        assert torch.allclose(one["resume"]["state"][name], weight, rtol=1e-5, atol=1e-6)
     messages = one["damaged"]
     for damage in ("cut", "flipped"):
         assert "copy.ckpt: second/rank_00001.safetensors is damaged" in messages[damage]
@@ -66,26 +66,26 @@ def test_checkpoint_of_two_ranks_on_one(two: tuple[Any, Path], one: dict[str, An
 
 
 def test_killed_save_leaves_checkpoint_before(two: tuple[dict[str, Any], Path]) -> None:
-    result, _ = two
-    assert result["kept"]["before"] == ["batch=12.ckpt", "batch=18.ckpt"]
-    assert result["kept"]["after"] == ["batch=12.ckpt", "batch=18.ckpt"]
-    assert same(result["kept"]["state"], result["save"]["state"])
+    runs, _ = two
+    assert runs["kept"]["before"] == ["batch=12.ckpt", "batch=18.ckpt"]
+    assert runs["kept"]["after"] == ["batch=12.ckpt", "batch=18.ckpt"]
+    assert same(runs["kept"]["state"], runs["save"]["state"])
 
 
 def test_last_checkpoint_holds_both_final_weights(two: tuple[dict[str, Any], Path]) -> None:
-    result, checkpoint = two
+    runs, checkpoint = two
     last = checkpoint.with_name("last.ckpt")
     assert last.is_symlink()
     assert checkpoint_problem(last) is None
-    assert same(read_state_dict(last), result["save"]["state"])
+    assert same(read_state_dict(last), runs["save"]["state"])
     names = {f"{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")}
     assert read_state_dict(last, "second").keys() == names
 
 
 def test_tied_weights_are_kept_under_both_names(two: tuple[dict[str, Any], Path]) -> None:
-    result, checkpoint = two
+    runs, checkpoint = two
     state = read_state_dict(checkpoint.parents[1] / "language_models.ckpt")
-    assert same(state, result["language_models"]["state"])
+    assert same(state, runs["language_models"]["state"])
     assert "first.lm_head.weight" in state
 
 
@@ -93,26 +93,26 @@ def test_tied_weights_are_kept_under_both_names(two: tuple[dict[str, Any], Path]
 def test_language_models_follow_a_device(two: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     actual = two[0]["language_models"]
     expected = outcome(tmp_path, "auto", 1, "language_models")["language_models"]
-    for key, value in expected["state"].items():
-        assert (actual["state"][key] - value).abs().max() <= 1e-4 * value.abs().max(), key
+    for name, weight in expected["state"].items():
+        assert (actual["state"][name] - weight).abs().max() <= 1e-4 * weight.abs().max(), name
     norms = [step["norms"] for step in actual["records"]]
     for pair, reference in zip(norms, expected["records"], strict=True):
         assert pair == pytest.approx(reference["norms"], rel=1e-4)
 
 
 def test_rank_that_cannot_write_keeps_old_checkpoint(two: tuple[dict[str, Any], Path]) -> None:
-    result, checkpoint = two
-    assert "another rank could not write its shards of checkpoint" in result["disk_full"]["told"]
-    assert result["disk_full"]["left"] == ["last.ckpt"]
+    runs, checkpoint = two
+    assert "another rank could not write its shards of checkpoint" in runs["disk_full"]["told"]
+    assert runs["disk_full"]["left"] == ["last.ckpt"]
     old_checkpoint = checkpoint.parents[1] / "full" / "last.ckpt"
-    assert same(read_state_dict(old_checkpoint), result["disk_full"]["state"])
+    assert same(read_state_dict(old_checkpoint), runs["disk_full"]["state"])
 
 
 @pytest.mark.slow
 def test_bf16_resumes_from_its_fp32_masters_bit_for_bit(bf16: tuple[dict[str, Any], Path]) -> None:
-    result, checkpoint = bf16
-    assert same(result["resume"]["state"], result["save"]["state"])
-    assert result["resume"]["records"] == result["save"]["records"][12:]
+    runs, checkpoint = bf16
+    assert same(runs["resume"]["state"], runs["save"]["state"])
+    assert runs["resume"]["records"] == runs["save"]["records"][12:]
     masters = read_state_dict(checkpoint)["first.0.weight"]
     assert masters.dtype == torch.float32
     assert not torch.equal(masters, masters.bfloat16().float())
@@ -120,12 +120,12 @@ def test_bf16_resumes_from_its_fp32_masters_bit_for_bit(bf16: tuple[dict[str, An
 
 @pytest.mark.slow
 def test_one_process_resumes_with_two(bf16: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    result, checkpoint = bf16
-    more = {"precision": "bf16-mixed", "environment": {"RESUME_FROM": str(checkpoint)}}
-    again = outcome(tmp_path, STAGE_2, 2, "resume", **more)["resume"]
-    for key, value in result["save"]["state"].items():
+    runs, checkpoint = bf16
+    settings = {"precision": "bf16-mixed", "environment": {"RESUME_FROM": str(checkpoint)}}
+    resumed = outcome(tmp_path, STAGE_2, 2, "resume", **settings)["resume"]
+    for name, weight in runs["save"]["state"].items():
         # a bf16 weight may round the other way: one unit in the eighth binary digit
-        assert torch.allclose(again["state"][key].float(), value.float(), rtol=2**-7, atol=1e-3)
+        assert torch.allclose(resumed["state"][name].float(), weight.float(), rtol=2**-7, atol=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +161,8 @@ def test_strategies_resume_from_each_other(
     environment = {"RESUME_FROM": str(checkpoint)}
     resumed = outcome(tmp_path, *reader, "resume", environment=environment)["resume"]
     assert same(resumed["at_start"], read_state_dict(checkpoint))
-    for key, value in whole["state"].items():
-        assert torch.allclose(resumed["state"][key], value, rtol=1e-5, atol=1e-6), key
+    for name, weight in whole["state"].items():
+        assert torch.allclose(resumed["state"][name], weight, rtol=1e-5, atol=1e-6), name
     for one, other in zip(resumed["records"], whole["records"][12:], strict=True):
         assert one["norms"] == pytest.approx(other["norms"], rel=1e-4)
         assert one["rates"] == other["rates"]

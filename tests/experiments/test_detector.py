@@ -91,9 +91,9 @@ def test_labels_tell_harm_breakage_and_variety_apart() -> None:
     )
     assert label(truth, near).troubles == {Trouble.BROKEN}
     assert label(None, [-2.0] * 6).troubles == {Trouble.EXPLOITING, Trouble.BROKEN}
-    both = label(rising, near, distinct=Change(0.6, 0.1))
-    assert both.troubles == {Trouble.EXPLOITING, Trouble.MONOTONOUS}
-    assert both.tells == set(Question)
+    exploited = label(rising, near, distinct=Change(0.6, 0.1))
+    assert exploited.troubles == {Trouble.EXPLOITING, Trouble.MONOTONOUS}
+    assert exploited.tells == set(Question)
     assert label_run(rising, 1.0, rising, near, {}).troubles == set()
 
 
@@ -169,10 +169,10 @@ def test_paper_is_judged_as_demanded() -> None:
     runs = {run.name: find_flags(run, GRID[0]) for run in paper_runs() if "igure 9" in run.name}
     ways = ("as it is", "halved", "a quarter higher")
     assert runs == {f"Figure 9, {how}": {} for how in ways}
-    (four,) = [run for run in paper_runs() if run.name == "figure4"]
-    flag = min(find_flags(four, GRID[0]).values())
-    assert four.label.harm is not None
-    assert flag < four.label.harm
+    (figure_4,) = [run for run in paper_runs() if run.name == "figure4"]
+    flag = min(find_flags(figure_4, GRID[0]).values())
+    assert figure_4.label.harm is not None
+    assert flag < figure_4.label.harm
     assert figure("figure4")["win_rate"][flag] > 50
 
 
@@ -182,22 +182,22 @@ def row(family: str, troubles: list[str], *ours: dict[str, int], **fields: Any) 
 
 
 def test_setting_is_chosen_on_the_other_families() -> None:
-    a, b, c = CHOOSING[:3]
+    first, second, third = CHOOSING[:3]
     bad = ["exploiting"]
     flag = {"exploiting": 9}
-    rows = [row(a, [], {}, {"exploiting": 3}), row(a, bad, flag, {"exploiting": 4}, harm=6)]
-    rows += [row(b, [], {"broken": 2}, {}), row(b, bad, flag, flag)]
-    rows += [row(c, [], {}, {"exploiting": 3}), row(c, bad, flag, flag)]
-    assert choose(rows, "ours", [a, c]) == 0
-    assert choose(rows, "ours", [b]) == 1
+    rows = [row(first, [], {}, {"exploiting": 3}), row(first, bad, flag, {"exploiting": 4}, harm=6)]
+    rows += [row(second, [], {"broken": 2}, {}), row(second, bad, flag, flag)]
+    rows += [row(third, [], {}, {"exploiting": 3}), row(third, bad, flag, flag)]
+    assert choose(rows, "ours", [first, third]) == 0
+    assert choose(rows, "ours", [second]) == 1
     scores = score_families(rows, "ours")
-    # without a, the families b and c are even, and the first setting is taken
+    # without the first family, the other two are even, and the first setting is taken
     assert {family: s.untroubled for family, s in scores.items()} == {
-        a: Count(0, 1),
-        b: Count(1, 1),
-        c: Count(0, 1),
+        first: Count(0, 1),
+        second: Count(1, 1),
+        third: Count(0, 1),
     }
-    assert scores[a].leads == [-30]
+    assert scores[first].leads == [-30]
 
 
 def test_kinds_and_questions_are_counted_apart() -> None:
@@ -210,10 +210,14 @@ def test_kinds_and_questions_are_counted_apart() -> None:
         row("x", ["broken"], {}),
         row("x", [], {"unnamed": 1}, tells=[]),  # nobody labelled it
     ]
-    s = score(rows, "ours", 0)
-    assert (s.untroubled, s.troubled, s.right) == (Count(0, 2), Count(3, 4), Count(2, 3))
-    assert (s.harmless, s.harmed) == (Count(2, 4), Count(0, 2))
-    assert (s.varied, s.monotonous) == (Count(0, 3), Count(2, 2))
+    summary = score(rows, "ours", 0)
+    assert (summary.untroubled, summary.troubled, summary.right) == (
+        Count(0, 2),
+        Count(3, 4),
+        Count(2, 3),
+    )
+    assert (summary.harmless, summary.harmed) == (Count(2, 4), Count(0, 2))
+    assert (summary.varied, summary.monotonous) == (Count(0, 3), Count(2, 2))
     assert first_flag(rows[0], "ours", 0) == (2, "exploiting")
     assert first_flag(rows[2], "ours", 0) is None
 
@@ -312,10 +316,10 @@ def test_family_is_judged_with_the_thresholds_of_its_healthy_runs() -> None:
     shipped = {run.name: flags for run in members}
     for seed in range(6):
         rows = {row["name"]: row for row in calibrate_family(members, shipped, seed)}
-        drawn = [name for name, row in rows.items() if row["drawn"] == "calibrates"]
+        calibrating = [name for name, row in rows.items() if row["drawn"] == "calibrates"]
         judged = {name: row for name, row in rows.items() if not row["drawn"]}
-        assert len(drawn) == 2
-        assert "refused" not in drawn
+        assert len(calibrating) == 2
+        assert "refused" not in calibrating
         assert rows["refused"]["drawn"] in ("", "refused")
         # 0.1 nats and 2.2 times the length, times 1.25
         (healthy,) = [name for name in judged if name.startswith("healthy")]
@@ -344,8 +348,8 @@ def test_calibration_results_have_each_draw_of_each_family() -> None:
         seeds.setdefault(line["family"], set()).add(line["seed"])
     assert set(map(frozenset, seeds.values())) == {frozenset({0, 1, 2})}
     for family in seeds:
-        drawn = [line for line in rows if line["family"] == family and line["drawn"]]
-        assert all(not line["troubles"] for line in drawn)
+        calibrating = [line for line in rows if line["family"] == family and line["drawn"]]
+        assert all(not line["troubles"] for line in calibrating)
 
 
 def test_levels_are_held_and_counted_by_hand() -> None:

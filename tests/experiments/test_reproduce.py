@@ -67,8 +67,8 @@ def claim(*checks: Check, premise: tuple[Check, ...] = (), then: tuple[Check, ..
 def results(*golds: tuple[float, float], lengths: tuple[float, float] = (8, 8)) -> dict[int, Runs]:
     """Results of seeds with these final golds of A and B."""
     return {
-        seed: {A.name: run_of(a, lengths[0]), B.name: run_of(b, lengths[1])}
-        for seed, (a, b) in enumerate(golds)
+        seed: {A.name: run_of(gold_a, lengths[0]), B.name: run_of(gold_b, lengths[1])}
+        for seed, (gold_a, gold_b) in enumerate(golds)
     }
 
 
@@ -83,7 +83,7 @@ BARELY = replace(NO_MORE, margin=0.6)
 
 
 @pytest.mark.parametrize(
-    ("found", "asked", "verdict"),
+    ("runs_by_seed", "claim", "verdict"),
     [
         (results(*SPREAD), claim(HIGHER), Verdict.CONFIRMED),
         (results(*SPREAD), claim(BY_06), Verdict.CONFIRMED),
@@ -116,9 +116,9 @@ BARELY = replace(NO_MORE, margin=0.6)
     ],
 )
 def test_verdict_of_a_claim_follows_from_its_intervals(
-    found: dict[int, Runs], asked: Claim, verdict: Verdict
+    runs_by_seed: dict[int, Runs], claim: Claim, verdict: Verdict
 ) -> None:
-    assert judge(asked, found).verdict is verdict
+    assert judge(claim, runs_by_seed).verdict is verdict
 
 
 def test_seeds_that_would_decide_a_claim_by_hand() -> None:
@@ -133,13 +133,15 @@ def test_seeds_that_would_decide_a_claim_by_hand() -> None:
 
 
 def test_comparison_says_what_the_correction_changes() -> None:
-    found = results(*SPREAD)
-    asked = claim(HIGHER, BARELY)
-    plain, corrected = page.describe_checks(asked, judge(asked, found))
+    runs_by_seed = results(*SPREAD)
+    statement = claim(HIGHER, BARELY)
+    plain, corrected = page.describe_checks(statement, judge(statement, runs_by_seed))
     assert plain.endswith(": holds, +0.69 to +1.45")
     assert corrected.endswith(": fails, -0.85 to -0.09; undecided as one of 2, -1.01 to +0.08")
-    asked = claim(BY_06, BY_06)  # confirmed, which needs no correction
-    assert page.describe_checks(asked, judge(asked, found))[0].endswith(": holds, +0.01 to +0.77")
+    statement = claim(BY_06, BY_06)  # confirmed, which needs no correction
+    assert page.describe_checks(statement, judge(statement, runs_by_seed))[0].endswith(
+        ": holds, +0.01 to +0.77"
+    )
 
 
 # --- effects, by hand
@@ -151,7 +153,7 @@ def runs(gold_a: list[float], gold_b: list[float], **others: Any) -> Runs:
 
 
 @pytest.mark.parametrize(
-    ("check", "found", "effect"),
+    ("check", "seed_runs", "effect"),
     [
         (Check(Value(A, "gain"), ">", 0.3), runs([0.5, 0.0, 1.0], []), 0.2),
         (Check(Value(A, "gain"), "<", -0.3), runs([0.5, -9.0], []), 0.7),  # counted down to -1
@@ -173,9 +175,9 @@ def runs(gold_a: list[float], gold_b: list[float], **others: Any) -> Runs:
     ],
 )
 def test_effect_of_a_seed_equals_the_difference_by_hand(
-    check: Check, found: Runs, effect: float
+    check: Check, seed_runs: Runs, effect: float
 ) -> None:
-    assert check.effect(found) == pytest.approx(effect, abs=1e-4, nan_ok=True)
+    assert check.effect(seed_runs) == pytest.approx(effect, abs=1e-4, nan_ok=True)
 
 
 def test_values_of_curves_and_histograms() -> None:
@@ -219,10 +221,10 @@ def parts_of(experiment: table.Experiment) -> set[str]:
 
 def test_every_claim_is_measured_by_its_figure() -> None:
     assert len(CLAIMS) >= 22
-    for asked in CLAIMS:
-        needed = asked.parts() - parts_of(table.EXPERIMENTS[asked.figure])
+    for claim in CLAIMS:
+        needed = claim.parts() - parts_of(table.EXPERIMENTS[claim.figure])
         # a few compare with a run that another figure has
-        assert needed <= {table.VANILLA.name, table.PPO_MAX.name, table.REWARD_08.name}, asked.text
+        assert needed <= {table.VANILLA.name, table.PPO_MAX.name, table.REWARD_08.name}, claim.text
 
 
 def test_arms_of_one_name_are_one_run() -> None:
@@ -284,17 +286,19 @@ def test_samples_are_compared_with_those_of_the_start(tmp_path: Path) -> None:
 
 # --- figures and page
 
-Found = Mapping[int, Runs]
+Committed = Mapping[int, Runs]
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
+def committed() -> Committed:
     """The committed results."""
     return page.read_results(RESULTS)
 
 
-def test_committed_figures_are_those_with_enough_seeds(found: Found) -> None:
-    figures = {name for name, figure in table.EXPERIMENTS.items() if page.has_seeds(figure, found)}
+def test_committed_figures_are_those_with_enough_seeds(committed: Committed) -> None:
+    figures = {
+        name for name, figure in table.EXPERIMENTS.items() if page.has_seeds(figure, committed)
+    }
     assert {path.stem for path in (DOCS / page.FIGURES).glob("*.svg")} == figures
     text = " ".join((ROOT / "README.md").read_text("utf-8").split())
     assert f"tests {len(CLAIMS)} statements" in text
@@ -313,15 +317,15 @@ def test_verdicts_of_other_results_are_refused(
         page.make_documents(RESULTS)
 
 
-def mean_gold(found: Found, figure: str, arm: table.Arm, place: int = -1) -> str:
+def mean_gold(committed: Committed, figure: str, arm: table.Arm, place: int = -1) -> str:
     """The committed gold reward of an arm, in the sample at a place, rounded like the pages."""
     names = {arm.name for arm in table.EXPERIMENTS[figure].arms}
-    runs = [runs for runs in found.values() if names <= runs.keys()]
+    runs = [runs for runs in committed.values() if names <= runs.keys()]
     return f"{fmean(run[arm.name]['samples']['gold'][place] for run in runs):.2f}"
 
 
-def test_table_of_tricks_agrees_with_the_committed_results(found: Found) -> None:
-    gold = partial(mean_gold, found, "tricks")
+def test_table_of_tricks_agrees_with_the_committed_results(committed: Committed) -> None:
+    gold = partial(mean_gold, committed, "tricks")
     pairs = zip(table.LEFT_OUT, table.ADDED, strict=True)
     rows = [f"| {b.label.removeprefix('with ')} | {gold(a)} | {gold(b)} |" for a, b in pairs]
     rows.append(f"| none left out, none added | {gold(table.PPO_MAX)} | {gold(table.VANILLA)} |")
@@ -330,9 +334,9 @@ def test_table_of_tricks_agrees_with_the_committed_results(found: Found) -> None
     assert f"means of ten seeds, where SFT has {gold(table.PPO_MAX, 0)} (" in text
 
 
-def test_page_of_the_worlds_agrees_with_the_committed_results(found: Found) -> None:
+def test_page_of_the_worlds_agrees_with_the_committed_results(committed: Committed) -> None:
     figure = table.EXPERIMENTS["worlds"]
-    gold = partial(mean_gold, found, "worlds")
+    gold = partial(mean_gold, committed, "worlds")
     vanilla, ppo_max = figure.arms
     text = " ".join((ROOT / "docs" / "lab.md").read_text("utf-8").split())
     assert (
@@ -340,7 +344,7 @@ def test_page_of_the_worlds_agrees_with_the_committed_results(found: Found) -> N
         f"PPO-max has {gold(ppo_max, 4)}, and both end at {gold(vanilla)}"
     ) in text
     assert gold(vanilla) == gold(ppo_max)
-    runs = [found[seed][arm.name] for seed in figure.seeds for arm in figure.arms]
+    runs = [committed[seed][arm.name] for seed in figure.seeds for arm in figure.arms]
     assert [run["samples"]["iteration"][4] for run in runs] == [40] * 6
     assert [run["flagged_at"] for run in runs] == [None] * 6  # the detector flags none of them
 
@@ -348,7 +352,7 @@ def test_page_of_the_worlds_agrees_with_the_committed_results(found: Found) -> N
 # --- the committed verdicts, in a second way
 
 
-def read_number(run: Any, measure: str, at: str) -> float:
+def read_number(run: Any, measure: str, moment: str) -> float:
     samples = run.get("samples", {})
     curves = run.get("curves", {})
     if measure == "gain":
@@ -356,7 +360,7 @@ def read_number(run: Any, measure: str, at: str) -> float:
     if measure == "score_width":
         edges = np.array(samples["histogram_edges"])
         middles = edges[:-1] + np.diff(edges) / 2
-        place = 0 if at == "start" else -1
+        place = 0 if moment == "start" else -1
         return float(np.repeat(middles, samples["histograms"][place]).std())
     if measure in samples:
         course = np.array(samples[measure], float)
@@ -365,18 +369,22 @@ def read_number(run: Any, measure: str, at: str) -> float:
         course = np.array([v for v in curves[name] if v is not None], float)
         width = max(1, round(len(course) / 10))
     else:
-        value = reduce(lambda tree, key: tree[key], measure.split("."), run)
-        return 71.0 if value is None else float(value)
+        number = reduce(lambda tree, key: tree[key], measure.split("."), run)
+        return 71.0 if number is None else float(number)
     smooth = np.convolve(course, np.full(width, 1 / width), "valid")
     early = course[: len(course) // 4].mean()
-    return float({"start": smooth[0], "end": smooth[-1], "peak": smooth.max(), "early": early}[at])
+    return float(
+        {"start": smooth[0], "end": smooth[-1], "peak": smooth.max(), "early": early}[moment]
+    )
 
 
 def decide(check: Check, seeds: list[dict[str, Any]], comparisons: int) -> bool | None:
-    def column(value: Value | float) -> np.ndarray:
-        if not isinstance(value, Value):
-            return np.full(len(seeds), value)
-        return np.array([read_number(s[value.part.name], value.measure, value.at) for s in seeds])
+    def column(operand: Value | float) -> np.ndarray:
+        if not isinstance(operand, Value):
+            return np.full(len(seeds), operand)
+        return np.array(
+            [read_number(s[operand.part.name], operand.measure, operand.at) for s in seeds]
+        )
 
     left = column(check.left)
     right = column(check.right)
@@ -426,37 +434,37 @@ def test_committed_verdicts_follow_from_the_raw_curves() -> None:
         assert verdict == expected, claim.text
 
 
-def test_earlier_rules_are_those_that_were_committed(found: Found) -> None:
+def test_earlier_rules_are_those_that_were_committed(committed: Committed) -> None:
     judged = json.loads(RESULTS.with_name("verdicts.json").read_text("utf-8"))
     assert judged["rules"] == RULES
     for version in VERSIONS:
         try:
-            verdicts = judge_by(version, found)
+            verdicts = judge_by(version, committed)
         except subprocess.CalledProcessError:
             pytest.skip(f"the history lacks commit {version.commit}")
         assert judged["verdicts"][str(version.number)] == verdicts
 
 
-def test_correction_decides_on_claim_34_alone(found: Found) -> None:
+def test_correction_decides_on_claim_34_alone(committed: Committed) -> None:
     judged = json.loads(RESULTS.with_name("verdicts.json").read_text("utf-8"))["verdicts"]
-    today = [str(judge(claim, found).verdict) for claim in CLAIMS]
+    today = [str(judge(claim, committed).verdict) for claim in CLAIMS]
     changes = [
-        (n, old, new)
-        for n, (old, new) in enumerate(zip(judged["3"], today, strict=True), start=1)
+        (number, old, new)
+        for number, (old, new) in enumerate(zip(judged["3"], today, strict=True), start=1)
         if old != new
     ]
     assert changes == [(34, "contradicted", "undecided")]
     # -0.0778, -0.0774 and -0.0430: -0.0661 ± 4.303 * 0.0115, and as one of four ± 8.860 * 0.0115
     wider = CLAIMS[33].checks[2]
-    seeds = judge(CLAIMS[33], found).seeds
+    seeds = judge(CLAIMS[33], committed).seeds
     assert wider.interval(seeds) == pytest.approx((-0.1157, -0.0661, -0.0165), abs=1e-4)
     of_four = wider.interval(seeds, comparisons=CLAIMS[33].n_comparisons)
     assert of_four == pytest.approx((-0.1682, -0.0661, 0.0361), abs=1e-4)
 
 
-def test_seeds_that_decide_are_those_of_the_page(found: Found) -> None:
+def test_seeds_that_decide_are_those_of_the_page(committed: Committed) -> None:
     needed = {
-        number: project(CLAIMS[number - 1], judge(CLAIMS[number - 1], found).seeds)
+        number: project(CLAIMS[number - 1], judge(CLAIMS[number - 1], committed).seeds)
         for number in (2, 3, 14, 23, 31, 32)
     }
     numbers = {number: plan.n_seeds for number, plan in needed.items() if plan}

@@ -40,13 +40,13 @@ def by_loop(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: floa
     output = torch.zeros(query.shape, dtype=torch.float64)
     shared = query.shape[1] // key.shape[1]
     for row, head, place in torch.cartesian_prod(*(torch.arange(n) for n in query.shape[:3])):
-        at = [i for i in range(key.shape[2]) if bool(seen[row, 0, place, i])]
-        keys, values = (x[row, head // shared, at].double() for x in (key, value))
+        visible = [i for i in range(key.shape[2]) if bool(seen[row, 0, place, i])]
+        keys, values = (x[row, head // shared, visible].double() for x in (key, value))
         scores = [float(query[row, head, place].double() @ k) * scale for k in keys]
         weights = [math.exp(score - max(scores)) for score in scores]
         total = sum(weights)
-        for weight, one in zip(weights, values, strict=True):
-            output[row, head, place] += weight / total * one
+        for weight, vector in zip(weights, values, strict=True):
+            output[row, head, place] += weight / total * vector
     return output
 
 

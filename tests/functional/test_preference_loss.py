@@ -45,9 +45,13 @@ def test_a_margin_asks_for_a_larger_difference() -> None:
 def test_smoothed_labels_and_centered_scores_by_a_loop() -> None:
     chosen, rejected, margin = [2.0, -1.0, 0.5], [0.0, 3.0, 0.5], [0.0, 0.5, 1.0]
     expected = 0.0
-    for c, r, m in zip(chosen, rejected, margin, strict=True):
-        z = c - r - m
-        expected += 0.9 * naive_loss(z) + 0.1 * naive_loss(-z) + 0.01 * (c + r) ** 2
+    for chosen_score, rejected_score, distance in zip(chosen, rejected, margin, strict=True):
+        difference = chosen_score - rejected_score - distance
+        expected += (
+            0.9 * naive_loss(difference)
+            + 0.1 * naive_loss(-difference)
+            + 0.01 * (chosen_score + rejected_score) ** 2
+        )
     scores = [torch.tensor(x, dtype=torch.float64) for x in (chosen, rejected, margin)]
     chosen_scores, rejected_scores, margins = scores
     output = pairwise_reward_loss(
@@ -76,14 +80,14 @@ def test_pairwise_loss_has_the_right_gradient_and_its_metrics_no_graph() -> None
 
 def test_difference_loss_by_hand_whichever_response_is_first() -> None:
     first, second = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]], dtype=torch.float64)
-    for a, b in ((first.requires_grad_(), second), (second.requires_grad_(), first)):
-        loss = difference_loss(a, b.detach())
+    for trained, other in ((first.requires_grad_(), second), (second.requires_grad_(), first)):
+        loss = difference_loss(trained, other.detach())
         apart = [1 / (1 + math.exp(-difference)) for difference in (2.0, 3.0, 0.0)]
         assert loss.item() == pytest.approx(sum(apart) / 3)
-        (gradient,) = torch.autograd.grad(loss, a)
+        (gradient,) = torch.autograd.grad(loss, trained)
         # away from the other score; a tie has no direction
         far = [sigmoid * (1 - sigmoid) / 3 for sigmoid in apart[:2]]
-        assert (gradient * (a - b).sign()).tolist() == pytest.approx([*far, 0.0])
+        assert (gradient * (trained - other).sign()).tolist() == pytest.approx([*far, 0.0])
 
 
 def test_switches_that_are_off_do_not_multiply_what_overflows() -> None:

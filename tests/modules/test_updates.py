@@ -88,10 +88,12 @@ def test_a_run_with_a_fault_is_the_run_without_that_update(root: Path, tmp_path:
         torch.testing.assert_close(recorder.states[-1][name], weight, rtol=1e-5, atol=1e-6)
 
 
-def ppo(root: Path, at: tuple[int, ...], network: str, kind: str, **options: Any) -> FaultyPPO:
+def ppo(
+    root: Path, faulty_updates: tuple[int, ...], network: str, kind: str, **options: Any
+) -> FaultyPPO:
     """Two iterations of four updates of each network, with batches of four."""
     options = ppo_options(root, minibatches={"minibatch_size": 2}, **options)
-    return FaultyPPO(at, network, kind, **options)
+    return FaultyPPO(faulty_updates, network, kind, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,11 +107,11 @@ def test_fault_of_one_network_leaves_the_other_to_its_update(
         def update(self, module: Any, *arguments: Any, **options: Any) -> Any:
             model = getattr(module, network)
             before = {k: v.clone() for k, v in model.state_dict().items()}
-            result = super().update(module, *arguments, **options)
+            metrics = super().update(module, *arguments, **options)
             after = {k: v.clone() for k, v in model.state_dict().items()}
             if options["network"] == f"the {network}":
                 steps.append({"place": options["place"], "moved": distance(after, before)})
-            return result
+            return metrics
 
     data = {"batch_size": 4}
     clean = course(ppo(root, (), network, kind), prompts(root, **data), tmp_path / "a", None)
@@ -190,9 +192,9 @@ def test_non_finite_weight_skips_the_iteration_and_is_named(root: Path, tmp_path
     eager = {"network.attn_implementation": "eager", "minibatches.minibatch_size": 2}
     module = PPOModule(**ppo_options(root, **eager, **LINEAR))
     recorder, data = Course(), prompts(root, batch_size=2)
-    more = {"limit_val_batches": None, "val_check_interval": 1}
+    validation = {"limit_val_batches": None, "val_check_interval": 1}
     with pytest.warns(UserWarning, match="non-finite: weights of the policy") as shown:
-        fit_module(module, data, tmp_path, callbacks=[NaNWeight(until=3), recorder], **more)
+        fit_module(module, data, tmp_path, callbacks=[NaNWeight(until=3), recorder], **validation)
     messages = [str(w.message) for w in shown]
     assert [text.partition(". Weights")[0] for text in messages if SKIPPED in text] == [
         f"update of policy and critic skipped at iteration {iteration}: non-finite: weights of "
@@ -228,9 +230,11 @@ def test_detector_sees_skipped_updates_and_can_roll_back(root: Path, tmp_path: P
     assert "rollout/kl" in detector.verdict.sentence
 
 
-@pytest.mark.parametrize("at", [(0, 1), (1,)])
-def test_skipped_last_update_saves_nothing(root: Path, tmp_path: Path, at: tuple[int, ...]) -> None:
-    module, data = faulty_stage("sft", root, at=at)
+@pytest.mark.parametrize("faulty_batches", [(0, 1), (1,)])
+def test_skipped_last_update_saves_nothing(
+    root: Path, tmp_path: Path, faulty_batches: tuple[int, ...]
+) -> None:
+    module, data = faulty_stage("sft", root, at=faulty_batches)
     with (
         pytest.warns(UserWarning, match="update of the model skipped"),
         pytest.raises(TooManySkippedUpdates, match="the run ends with skipped updates of the mod"),
@@ -364,13 +368,13 @@ def trained_network() -> Any:
 
 def test_networks_are_named_in_the_order_of_their_optimizers() -> None:
     first, second = trained_network(), trained_network()
-    both: Any = SimpleNamespace(
+    module: Any = SimpleNamespace(
         optimizers=lambda: [first.optimizer, second.optimizer],
         lr_schedulers=lambda: [first.schedule, second.schedule],
     )
-    assert trained_networks(both, ("policy", "critic")) == {"policy": first, "critic": second}
+    assert trained_networks(module, ("policy", "critic")) == {"policy": first, "critic": second}
     # an estimator without a critic leaves the last name without a network
-    assert list(trained_networks(both, ("policy", "critic", "other"))) == ["policy", "critic"]
+    assert list(trained_networks(module, ("policy", "critic", "other"))) == ["policy", "critic"]
     single: Any = SimpleNamespace(
         optimizers=lambda: first.optimizer, lr_schedulers=lambda: first.schedule
     )

@@ -220,11 +220,11 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _inside(value: Any) -> Any:
+def _inside(member: Any) -> Any:
     """The function in a property or a method of a class."""
     for attribute in ("fget", "__func__"):
-        value = getattr(value, attribute, value)
-    return value
+        member = getattr(member, attribute, member)
+    return member
 
 
 def use_forked_ranks() -> None:
@@ -360,8 +360,8 @@ def main() -> int:
                 f"{time.monotonic() - began:.0f} s",
                 flush=True,
             )
-            for m in sorted(new, key=lambda m: m.line):
-                print(f"  {m}", flush=True)
+            for mutant in sorted(new, key=lambda m: m.line):
+                print(f"  {mutant}", flush=True)
             count, unexplained = count + n_mutants, [*unexplained, *new]
     for module, text, was, now in sorted(unused):
         print(f"equivalents.txt: no survivor is {module}, `{text}`: `{was}` -> `{now}`")

@@ -50,28 +50,36 @@ def imported_packages(folder: Path) -> set[str]:
 
 
 def test_callbacks_accept_whatever_the_root_accepts() -> None:
-    ours = {requirement.name: requirement.specifier for requirement in requirements("root")}
-    for theirs in requirements("callbacks"):
-        if theirs.name == "lit-callbacks":
+    root_specifiers = {
+        requirement.name: requirement.specifier for requirement in requirements("root")
+    }
+    for requirement in requirements("callbacks"):
+        if requirement.name == "lit-callbacks":
             continue
-        lowest = max(Version(part.version) for part in ours[theirs.name] if part.operator == ">=")
-        assert theirs.specifier.contains(lowest), str(theirs)
-        others = {part for part in theirs.specifier if part.operator != ">="}
-        assert others <= set(ours[theirs.name]), str(theirs)
+        lowest = max(
+            Version(part.version)
+            for part in root_specifiers[requirement.name]
+            if part.operator == ">="
+        )
+        assert requirement.specifier.contains(lowest), str(requirement)
+        others = {part for part in requirement.specifier if part.operator != ">="}
+        assert others <= set(root_specifiers[requirement.name]), str(requirement)
 
 
 def test_callbacks_need_nothing_that_the_root_lacks() -> None:
-    ours = {requirement.name for requirement in core_requirements("root")}
-    theirs = {requirement.name for requirement in requirements("callbacks", frozenset({"test"}))}
-    assert theirs <= ours
+    root_names = {requirement.name for requirement in core_requirements("root")}
+    callbacks_names = {
+        requirement.name for requirement in requirements("callbacks", frozenset({"test"}))
+    }
+    assert callbacks_names <= root_names
 
 
 def test_distributions_and_packages_have_one_version() -> None:
     for key in ("version", "requires-python"):
         assert project("callbacks")[key] == project("root")[key]
     version = project("root")["version"]
-    (own,) = (r for r in core_requirements("root") if r.name == "lit-callbacks")
-    assert str(own.specifier) == f"=={version}"
+    (callbacks_requirement,) = (r for r in core_requirements("root") if r.name == "lit-callbacks")
+    assert str(callbacks_requirement.specifier) == f"=={version}"
     for package in ("lit_rlhf", "callbacks/lit_callbacks"):
         text = (ROOT / package / "__init__.py").read_text(encoding="utf-8")
         assert f'__version__ = "{version}"' in text
@@ -143,20 +151,20 @@ def test_what_is_installed_without_hashes_comes_by_the_pins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "folder", "own"),
+    ("name", "folder", "own_packages"),
     [
         ("root", ROOT / "lit_rlhf", {"lit_rlhf", "lit_callbacks"}),
         ("callbacks", ROOT / "callbacks" / "lit_callbacks", {"lit_callbacks"}),
     ],
 )
-def test_imports_of_a_package_are_declared(name: str, folder: Path, own: set[str]) -> None:
+def test_imports_of_a_package_are_declared(name: str, folder: Path, own_packages: set[str]) -> None:
     distributions = importlib.metadata.packages_distributions()
     # what only an extra brings in is imported where it is used
-    used = requirements(name, frozenset(DEVELOPMENT))
-    declared = {canonicalize_name(requirement.name) for requirement in used}
+    required = requirements(name, frozenset(DEVELOPMENT))
+    declared = {canonicalize_name(requirement.name) for requirement in required}
     undeclared = [
         package
-        for package in sorted(imported_packages(folder) - own)
+        for package in sorted(imported_packages(folder) - own_packages)
         if not declared & {canonicalize_name(d) for d in distributions.get(package, [package])}
     ]
     assert undeclared == []

@@ -84,15 +84,17 @@ class StandIn:
         weights = {name: weight.clone() for name, weight in kwargs["weights_iterator"]}
         self.calls.append((method, weights))
 
-    def generate(self, inputs: Any, asked: Any, use_tqdm: bool) -> list[Any]:
-        self.calls.append(("generate", inputs, asked))
+    def generate(self, inputs: Any, settings: Any, use_tqdm: bool) -> list[Any]:
+        self.calls.append(("generate", inputs, settings))
         answers = zip(ANSWERS, LOGPROBS, strict=True)
         return [SimpleNamespace(outputs=[completion(*answer)]) for answer in answers]
 
 
 def completion(ids: list[int], logprobs: Sequence[float]) -> Any:
-    at = [{token: SimpleNamespace(logprob=x)} for token, x in zip(ids, logprobs, strict=True)]
-    return SimpleNamespace(token_ids=ids, logprobs=at)
+    logprobs_by_token = [
+        {token: SimpleNamespace(logprob=x)} for token, x in zip(ids, logprobs, strict=True)
+    ]
+    return SimpleNamespace(token_ids=ids, logprobs=logprobs_by_token)
 
 
 @pytest.fixture
@@ -117,7 +119,7 @@ def test_vllm_is_given_the_policy_and_its_samples_become_rollouts(
     expected = torch.tensor([[*LOGPROBS[0], 0.0], LOGPROBS[1]])
     torch.testing.assert_close(rollouts.sampler_logprobs, expected)
     assert rollouts.statistics is None
-    (build, settings), (reload, weights), reset, (generate, inputs, asked) = calls
+    (build, settings), (reload, weights), reset, (generate, inputs, sampling) = calls
     assert (build, reload, reset, generate) == (
         *("build", "reload_weights"),
         *(("reset_prefix_cache",), "generate"),
@@ -128,8 +130,8 @@ def test_vllm_is_given_the_policy_and_its_samples_become_rollouts(
         **{"enable_sleep_mode": False, "max_model_len": 64},
     }
     assert inputs == [{"prompt_token_ids": [5, 6]}, {"prompt_token_ids": [7, 8, 9]}]
-    seeds = [params.pop("seed") for params in asked]
-    assert asked == [ASKED | {"detokenize": False}] * 2
+    seeds = [params.pop("seed") for params in sampling]
+    assert sampling == [ASKED | {"detokenize": False}] * 2
     assert len(set(seeds)) == 2
     # tied weights are given by both names: vLLM computes with a copy
     assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
@@ -211,7 +213,7 @@ def server(
 
     `answers` are sent in place of the right ones, by path.
     """
-    asked: list[Any] = []
+    requests: list[Any] = []
     weights: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -221,7 +223,7 @@ def server(
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             report = json.loads(body) if body else None
-            asked.append((self.path, report))
+            requests.append((self.path, report))
             if self.path == "/collective_rpc":
                 weights.append(load_file(weights_dir / "model.safetensors"))
                 return self.answer({"results": [None]}, status)
@@ -246,7 +248,7 @@ def server(
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{running.server_port}/", asked, weights
+            yield f"http://127.0.0.1:{running.server_port}/", requests, weights
         finally:
             running.shutdown()
             thread.join()
@@ -254,7 +256,7 @@ def server(
 
 def test_a_server_reads_the_weights_and_is_asked_for_each_response(tmp_path: Path) -> None:
     folder, model = tmp_path / "weights", policy(tmp_path / "policy")
-    with server(folder) as (url, asked, weights):
+    with server(folder) as (url, requests, weights):
         sampler = VLLMServerSampler(url, str(folder))
         rollouts = sample(sampler, model)
         with torch.no_grad():
@@ -262,7 +264,7 @@ def test_a_server_reads_the_weights_and_is_asked_for_each_response(tmp_path: Pat
         sample(sampler, model)
     assert rollouts.response_ids.tolist() == [[11, 10, EOS_ID, 9], [12, 13, 14, 15]]
     assert rollouts.sampler_logprobs[1].tolist() == pytest.approx(LOGPROBS[1])
-    (rpc, update), (reset, _), *completions = asked[:4]
+    (rpc, update), (reset, _), *completions = requests[:4]
     assert (rpc, reset) == ("/collective_rpc", "/reset_prefix_cache")
     assert update["method"] == "reload_weights"
     assert update["kwargs"] == {"weights_path": str(folder)}
@@ -292,11 +294,11 @@ def test_one_rank_hands_the_weights_over_to_a_server(tmp_path: Path, monkeypatch
     monkeypatch.setattr("lit_rlhf.rollout.vllm.fail_together", lambda action: nullcontext())
     group = SimpleNamespace(is_initialized=lambda: True, get_rank=lambda: next(ranks))
     monkeypatch.setattr("lit_rlhf.rollout.vllm.distributed", group)
-    with server(tmp_path) as (url, asked, weights):
+    with server(tmp_path) as (url, requests, weights):
         for _ in range(2):
             sample(VLLMServerSampler(url, str(tmp_path)), model)
     assert len(weights) == 1
-    assert [path for path, _ in asked].count("/v1/completions") == 4
+    assert [path for path, _ in requests].count("/v1/completions") == 4
 
 
 def test_a_server_that_fails_is_named(tmp_path: Path) -> None:

@@ -36,15 +36,15 @@ class Faulty:
         self.at, self.kind, self.batches = at, kind, 0
 
     def forward(self, *arguments: Any) -> Any:
-        result = super().forward(*arguments)  # type: ignore[misc]
-        if isinstance(result, dict):
-            shares, key = result, "sft/loss"
+        output = super().forward(*arguments)  # type: ignore[misc]
+        if isinstance(output, dict):
+            shares, key = output, "sft/loss"
         else:
-            shares, key = result.metrics, "reward/loss"
+            shares, key = output.metrics, "reward/loss"
         if self.batches in self.at:
             shares[key] = break_loss(shares[key], self.kind)
         self.batches += 1
-        return result
+        return output
 
 
 class FaultySFT(Faulty, SFTModule):
@@ -139,8 +139,8 @@ def faulty_stage(
 ) -> tuple[LightningModule, LightningDataModule]:
     """SFT or reward modelling, four batches an epoch, with a schedule that moves."""
     kinds = {"sft": (FaultySFT, demonstrations), "reward": (FaultyReward, preferences)}
-    module_class, data = kinds[stage]
+    module_class, datamodule = kinds[stage]
     schedule = {"learning_rate": 1e-2, "lr_scheduler": "linear", "warmup_ratio": 0.25}
     usual = {"optimizer": {"eps": ADAM_EPS, **schedule}}
     module = module_class(str(root / "policy"), at, kind, **nested(usual, options))
-    return module, data(root, batch_size=2)
+    return module, datamodule(root, batch_size=2)

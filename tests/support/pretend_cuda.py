@@ -172,9 +172,9 @@ class PretendCuda(TorchFunctionMode):
         if in_backward():
             target = None if target is None else CUDA
         if not on_device and target is not CUDA:
-            result = self._run(func, args, kwargs, counting=False)
-            self.host_tensors[self.phase] += isinstance(result, Tensor)
-            return result
+            output = self._run(func, args, kwargs, counting=False)
+            self.host_tensors[self.phase] += isinstance(output, Tensor)
+            return output
         moves = ("copy_", "__set__", "_has_compatible_shallow_copy_type")  # the last: `Module.cpu`
         moved = name in moves or target is not None
         on_host = [tensor for tensor in tensors if not is_on_device(tensor)]
@@ -191,21 +191,21 @@ class PretendCuda(TorchFunctionMode):
         if name == "__reduce_ex__":  # a file holds tensors of torch's own type
             with torch._C.DisableTorchFunctionSubclass():
                 args = (args[0].detach(), *args[1:])
-        result = self._run(func, args, kwargs, counting=target is not CPU)
+        output = self._run(func, args, kwargs, counting=target is not CPU)
         if func is functional.scaled_dot_product_attention:  # whose strides CUDA has otherwise
-            result = result.transpose(1, 2).contiguous().transpose(1, 2)
+            output = output.transpose(1, 2).contiguous().transpose(1, 2)
         if name == "__set__":  # setting `data` moves a parameter
             if func == Tensor.data.__set__:  # type: ignore[attr-defined]
                 mark(args[0], on_device=is_on_device(args[1]))
-            return result
-        if target is not None and any(result is tensor for tensor in tensors):
-            if is_on_device(result) == (target is CUDA):
-                return result
+            return output
+        if target is not None and any(output is tensor for tensor in tensors):
+            if is_on_device(output) == (target is CUDA):
+                return output
             with torch._C.DisableTorchFunctionSubclass():
-                result = result.clone()
+                output = output.clone()
         if name in ("__reduce_ex__", "tolist") or target is CPU:
-            return result
-        return mark(result)
+            return output
+        return mark(output)
 
     def _run(self, func: Callable[..., Any], args: Any, kwargs: Any, counting: bool) -> Any:
         before, self._counting = self._counting, counting
@@ -446,23 +446,23 @@ def _tensors(leaves: Iterable[Any]) -> list[Tensor]:
 
 def _device_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Arguments for the CPU, and the device that they asked for."""
-    asked: Any = kwargs.get("device")
-    if asked is not None:
-        kwargs["device"] = _place_of(asked)
+    requested: Any = kwargs.get("device")
+    if requested is not None:
+        kwargs["device"] = _place_of(requested)
     if name in ("cuda", "cpu"):
-        asked, args = name, args[:1]
+        requested, args = name, args[:1]
     elif name == "to":
         rest = []
         for arg in args[1:]:
             if isinstance(arg, Tensor):
-                asked = arg.device
+                requested = arg.device
             elif isinstance(arg, torch.device | str):
-                asked, arg = arg, _place_of(arg)
+                requested, arg = arg, _place_of(arg)
             rest.append(arg)
         args = (args[0], *rest)
-    if asked is None:
+    if requested is None:
         return args, None
-    return args, {"cuda": CUDA, "cpu": CPU}.get(torch.device(asked).type)
+    return args, {"cuda": CUDA, "cpu": CPU}.get(torch.device(requested).type)
 
 
 def _place_of(device: Any) -> torch.device:

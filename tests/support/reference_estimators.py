@@ -75,8 +75,14 @@ class GroupedPPO(ScriptedPPO):
         copies = torch.arange(len(batch.index)) % GROUP
         rollouts = super().rollout(batch._replace(index=GROUP * batch.index + copies), seed)
         self.samples = [
-            Sample(tuple(ids[real].tolist()), tuple(said[own].tolist()), bool(ended), (), ())
-            for ids, real, said, own, ended in zip(*rollouts[:5], strict=True)
+            Sample(
+                tuple(ids[prompt_mask].tolist()),
+                tuple(response_ids[mask].tolist()),
+                bool(ended),
+                (),
+                (),
+            )
+            for ids, prompt_mask, response_ids, mask, ended in zip(*rollouts[:5], strict=True)
         ]
         return rollouts
 
@@ -148,17 +154,17 @@ def token_advantages(
         group = [i for i in range(first, first + GROUP) if learned[i]]
         totals = {i: sum(rewards[i]) for i in group}
         others = [totals[i] for i in group if i != row]
-        value = 0.0
+        advantage = 0.0
         if learned[row] and others:
             if estimator == "rloo":
-                value = totals[row] - mean_of(others)
+                advantage = totals[row] - mean_of(others)
             else:
                 mean = mean_of([*totals.values()])
-                value = totals[row] - mean
+                advantage = totals[row] - mean
                 if estimator == "grpo":
                     squares = sum((x - mean) ** 2 for x in totals.values())
-                    value /= math.sqrt(squares / (len(group) - 1))
-        advantages.append([value] * len(rewards[row]))
+                    advantage /= math.sqrt(squares / (len(group) - 1))
+        advantages.append([advantage] * len(rewards[row]))
     return advantages
 
 

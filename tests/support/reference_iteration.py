@@ -98,9 +98,9 @@ class RecordedPPO(ScriptedPPO):
         return rollouts
 
     def train_critic(self, minibatch: Experience, *arguments: Any) -> dict[str, Tensor]:
-        rollouts, asked = minibatch.rollouts, [sample.prompt for sample in self.samples]
+        rollouts, own_prompts = minibatch.rollouts, [sample.prompt for sample in self.samples]
         rows = zip(rollouts.prompt_ids, rollouts.prompt_mask, strict=True)
-        self.order.append([asked.index(tuple(ids[mask].tolist())) for ids, mask in rows])
+        self.order.append([own_prompts.index(tuple(ids[mask].tolist())) for ids, mask in rows])
         return super().train_critic(minibatch, *arguments)
 
 
@@ -146,9 +146,9 @@ def run_iteration(
     """Run one iteration on eight prompts."""
     module, recorder = build_module(root, truncation, n_ranks), StepRecorder()
     start = states(module)
-    data = prompts(root, ptx=True, batch_size=8 // n_ranks)
+    datamodule = prompts(root, ptx=True, batch_size=8 // n_ranks)
     engines = isinstance(trainer.get("strategy"), MultiEngineDeepSpeedStrategy)
-    run = fit_module(module, data, folder, callbacks=[] if engines else [recorder], **trainer)
+    run = fit_module(module, datamodule, folder, callbacks=[] if engines else [recorder], **trainer)
     logged = {key: float(value) for key, value in run.callback_metrics.items()}
     return Iteration(
         samples=module.ppo.samples,
@@ -302,14 +302,16 @@ class AdamW:
         decay = self.options["weight_decay"]
         eps = self.options["eps"]
         with torch.no_grad():
-            for name, p in self.parameters.items():
-                g = gradients[name]
-                self.m[name] = 0.9 * self.m[name] + 0.1 * g
-                self.v[name] = 0.999 * self.v[name] + 0.001 * g * g
+            for name, parameter in self.parameters.items():
+                gradient = gradients[name]
+                self.m[name] = 0.9 * self.m[name] + 0.1 * gradient
+                self.v[name] = 0.999 * self.v[name] + 0.001 * gradient * gradient
                 m = self.m[name] / (1 - 0.9**self.steps)
                 v = self.v[name] / (1 - 0.999**self.steps)
-                shrunk = p if p.dim() == 1 else p - rate * decay * p  # norms keep their scale
-                p.copy_(shrunk - rate * m / (v.sqrt() + eps))
+                shrunk = (
+                    parameter if parameter.dim() == 1 else parameter - rate * decay * parameter
+                )  # norms keep their scale
+                parameter.copy_(shrunk - rate * m / (v.sqrt() + eps))
 
 
 def critic_loss(critic: nn.Module, batch: list[tuple[Sample, Score]], tokens: int) -> Any:
@@ -342,11 +344,11 @@ def policy_loss(
         for (logprob, entropy), old, advantage in rows:
             ratio = (logprob - old).exp()
             bound = 1 + math.copysign(LOSS["ratio_clip"], advantage)
-            value = float(ratio.detach())
-            is_clipped = value > bound if advantage > 0 else value < bound
+            plain_ratio = float(ratio.detach())
+            is_clipped = plain_ratio > bound if advantage > 0 else plain_ratio < bound
             surrogate = surrogate - advantage * (bound if is_clipped else ratio)
             clips += is_clipped
-            ratios += value
+            ratios += plain_ratio
             bonus = bonus + entropy.clamp(max=LOSS["entropy_clip"])
             moved = float(logprob.detach()) - old
             kl += math.exp(moved) - 1 - moved
@@ -383,8 +385,8 @@ def recompute(root: Path, truncation: str, ranks: Sequence[Iteration]) -> Expect
         rows = [offset + row for offset, part in zip(offsets, parts, strict=True) for row in part]
         batch = [(samples[row], scores[row]) for row in rows if scores[row].learned]
         tokens = sum(len(sample.response) for sample, _ in batch)
-        value, metrics = critic_loss(critic, batch, tokens)
-        optimizers["critic"].step(value)
+        value_loss, metrics = critic_loss(critic, batch, tokens)
+        optimizers["critic"].step(value_loss)
         learned, own = zip(*batch, strict=True)
         batch = list(zip(learned, whiten(list(own)), strict=True))
         loss, more = policy_loss(policy, batch, tokens, [samples[row] for row in rows])
@@ -420,7 +422,9 @@ def assert_follows_reference(actual: Iteration, expected: Expected) -> None:
         assert distance(actual.end[network], weights) < WEIGHT_TOLERANCE * way
 
 
-def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """L2 norm of the difference; the norm of `a` if `b` is empty."""
-    gaps = [x.double() - b.get(name, torch.zeros(())).double() for name, x in a.items()]
+def distance(actual: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
+    """L2 norm of the difference; the norm of `actual` if `reference` is empty."""
+    gaps = [
+        x.double() - reference.get(name, torch.zeros(())).double() for name, x in actual.items()
+    ]
     return math.sqrt(sum(float(gap.square().sum()) for gap in gaps))

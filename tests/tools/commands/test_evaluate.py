@@ -102,8 +102,8 @@ def test_benchmarks_stand_alone_and_after_a_comparison(
     policies = {"sft": folders.sft, "ppo": folders.ppo}
     output = ["--choices", write_lines(tmp_path / "q.jsonl", [record])]
     output += ["--output", str(tmp_path / "report.json")]
-    result = main(["--policies", *policies.values(), "--device", "cpu", *output])
-    assert list(result) == ["inputs", "versions", "benchmarks", "settings"]
+    report_of_command = main(["--policies", *policies.values(), "--device", "cpu", *output])
+    assert list(report_of_command) == ["inputs", "versions", "benchmarks", "settings"]
     assert "q.jsonl (acc)" in capsys.readouterr().out
     report = json.loads((tmp_path / "report.json").read_text("utf-8"))
     assert report["benchmarks"]["models"] == policies
@@ -123,14 +123,14 @@ def test_shots_and_max_questions_reach_the_benchmarks(folders: Folders, tmp_path
     questions = write_lines(tmp_path / "q.jsonl", records)
     limits = ("--shots", "1", "--max_questions", "3", "--benchmark_batch_size", "2")
     with patch.object(harness, "_run", wraps=harness._run) as run:
-        result = main(["--policies", folders.sft, "--choices", questions, *limits])
-    assert result["benchmarks"]["shots"] == 1
-    assert [row["questions"] for row in result["benchmarks"]["rows"]] == [3]
+        report = main(["--policies", folders.sft, "--choices", questions, *limits])
+    assert report["benchmarks"]["shots"] == 1
+    assert [row["questions"] for row in report["benchmarks"]["rows"]] == [3]
     assert run.call_args.args[0].batch_size == 2
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("words", "message"),
     [
         ([], "to compare responses; or benchmarks or choices, got none of them"),
         (["--rewards", "{a:b: 1.0}"], "prompts: expected a file of prompts or a dataset's id with"),
@@ -138,13 +138,13 @@ def test_shots_and_max_questions_reach_the_benchmarks(folders: Folders, tmp_path
         (["--choices", "q.jsonl", "--chart", "chart.png"], "id with chart, got none"),
     ],
 )
-def test_prompts_are_needed_for_responses(folders: Folders, more: list[str], said: str) -> None:
-    assert said in refusal(main, ["--policies", folders.sft, *more])
+def test_prompts_are_needed_for_responses(folders: Folders, words: list[str], message: str) -> None:
+    assert message in refusal(main, ["--policies", folders.sft, *words])
 
 
 def test_best_of_n_is_reported_and_drawn(folders: Folders, tmp_path: Path) -> None:
-    more = ["--best_of", "1", "2", "4", "--kl_chart", str(tmp_path / "kl.svg")]
-    report = main(arguments(folders, *more))
+    options = ["--best_of", "1", "2", "4", "--kl_chart", str(tmp_path / "kl.svg")]
+    report = main(arguments(folders, *options))
     assert [entry["n"] for entry in report["best_of"]] == [1, 2, 4]
     assert report["settings"]["samples_per_prompt"] == 4
     best = report["best_of"][2]
@@ -293,19 +293,19 @@ def test_people_decide_about_files_of_responses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("words", "expected"),
     [
         (["--page", "people.html"], "labels: expected files of labels for the page"),
         (["--labels", "lost.jsonl"], "lost.jsonl: no such file"),
     ],
 )
-def test_labels_and_page_belong_together(folders: Folders, more: list[str], expected: str) -> None:
-    argv = ["--policies", folders.sft, folders.ppo, "--prompts", folders.prompts, *more]
+def test_labels_and_page_belong_together(folders: Folders, words: list[str], expected: str) -> None:
+    argv = ["--policies", folders.sft, folders.ppo, "--prompts", folders.prompts, *words]
     assert expected in refusal(main, argv)
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("words", "expected"),
     [
         ([], "judge.model: expected a judge to compare files of responses"),
         (["--prompts", "a.jsonl"], "prompts: expected none with files of responses"),
@@ -317,9 +317,9 @@ def test_labels_and_page_belong_together(folders: Folders, more: list[str], expe
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(
-    tmp_path: Path, more: list[str], expected: str
+    tmp_path: Path, words: list[str], expected: str
 ) -> None:
-    message = refusal(main, ["--policies", *write_responses(tmp_path), *more])
+    message = refusal(main, ["--policies", *write_responses(tmp_path), *words])
     assert message.startswith(f"lit_rlhf evaluate: {expected}")
 
 

@@ -28,18 +28,18 @@ main = partial(COMMAND.run, prog="lit_rlhf label")
 convert = partial(CONVERT.run, prog="lit_rlhf label convert")
 
 
-def write_two_files(folder: Path, n: int = 6) -> list[str]:
+def write_two_files(folder: Path, n_prompts: int = 6) -> list[str]:
     return [
         write_lines(
             folder / f"{name}.jsonl",
-            [{"prompt": f"p{i}", "response": f"{text} {i}"} for i in range(n)],
+            [{"prompt": f"p{i}", "response": f"{text} {i}"} for i in range(n_prompts)],
         )
         for name, text in (("sft", "bad"), ("ppo", "good"))
     ]
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("words", "message"),
     [
         ([], "policies, responses: expected one of them, models that respond to --prompts"),
         (["--policies", "x/y"], "prompts: expected a file of prompts"),
@@ -53,9 +53,11 @@ def write_two_files(folder: Path, n: int = 6) -> list[str]:
         (["--responses", "sft.jsonl", "--annotators_per_comparison", "0"], "an integer >= 1"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(tmp_path: Path, more: list[str], said: str) -> None:
+def test_options_that_do_not_fit_are_refused(
+    tmp_path: Path, words: list[str], message: str
+) -> None:
     write_two_files(tmp_path)
-    assert said in refusal(main, ["--output", "labels.jsonl", *more])
+    assert message in refusal(main, ["--output", "labels.jsonl", *words])
 
 
 def test_port_that_is_taken_is_told_before_anything_is_sampled(tmp_path: Path) -> None:
@@ -79,9 +81,9 @@ def test_guidelines_are_in_both_languages(tmp_path: Path) -> None:
         texts = _read_guidelines(name)
         assert texts["en"].startswith("# Which")
         assert "一样好" in texts["zh"]
-    own = tmp_path / "own.md"
-    own.write_text("# Ours", "utf-8")
-    assert _read_guidelines(str(own)) == {"en": "# Ours", "zh": "# Ours"}
+    own_guidelines = tmp_path / "own.md"
+    own_guidelines.write_text("# Ours", "utf-8")
+    assert _read_guidelines(str(own_guidelines)) == {"en": "# Ours", "zh": "# Ours"}
 
 
 def options(folders: Folders, tmp_path: Path, **values: Any) -> LabelOptions:
@@ -114,7 +116,7 @@ def test_responses_are_sampled_once_and_kept_with_their_manifest(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"temperature": 0.5}, "temperature: 0.8 there, 0.5 now"),
         ({"seed": 1}, "another value of seed"),
@@ -122,10 +124,10 @@ def test_responses_are_sampled_once_and_kept_with_their_manifest(
     ],
 )
 def test_responses_sampled_with_other_options_are_refused(
-    folders: Folders, tmp_path: Path, change: dict[str, Any], said: str
+    folders: Folders, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     _read_responses(options(folders, tmp_path))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         _read_responses(options(folders, tmp_path, **change))
 
 
@@ -149,11 +151,11 @@ def test_command_labels_over_http_and_goes_on(tmp_path: Path) -> None:
     started.process.send_signal(signal.SIGINT)
     assert started.process.wait(60) == 0
     assert "3 labels in labels.jsonl" in end_process(started.process)
-    again = start_label_command(words, tmp_path)
-    assert again.token == started.token
-    browser = Browser(again.port)
-    assert label_all(browser, browser.enter("Ann", again.token)) >= 3
-    end_process(again.process)
+    restarted = start_label_command(words, tmp_path)
+    assert restarted.token == started.token
+    browser = Browser(restarted.port)
+    assert label_all(browser, browser.enter("Ann", restarted.token)) >= 3
+    end_process(restarted.process)
     labels = read_labels(str(tmp_path / "labels.jsonl"))
     assert len({label.comparison for label in labels if not label.repeat}) == 6
     assert {label.choice for label in labels} == {"b"}
@@ -188,11 +190,11 @@ def test_converted_labels_are_the_same_preferences(
             "chosen": [{"role": "assistant", "content": "a longer one"}],
             "rejected": [{"role": "assistant", "content": "short"}],
         }
-    ours, theirs = (
+    read_back, written = (
         [(one.prompt, one.chosen, one.rejected) for one in load_records("preference", [source])]
         for source in (DataSource(str(path), name="x"), DataSource(str(output), name="x"))
     )
-    assert ours == theirs
+    assert read_back == written
 
 
 def test_system_turn_has_no_place_in_the_format_of_hh(tmp_path: Path) -> None:

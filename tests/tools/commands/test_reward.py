@@ -149,20 +149,20 @@ def test_one_model_has_no_deviation_and_long_pairs_no_strength(
 def test_interrupted_command_continues(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    made = tmp_path / "made"
+    uninterrupted = tmp_path / "made"
     Models(monkeypatch)
-    strength([*arguments, "--output", str(made / "whole.jsonl")])
+    strength([*arguments, "--output", str(uninterrupted / "whole.jsonl")])
     models = Models(monkeypatch, interrupted=2)
     with pytest.raises(KeyboardInterrupt):
         strength(arguments)
     assert len(models.trained) == 2
-    assert {path.name for path in made.glob("*out*")} == {"out.jsonl.partial"}
-    assert not list(made.glob(".strength*"))  # no model of many gigabytes
+    assert {path.name for path in uninterrupted.glob("*out*")} == {"out.jsonl.partial"}
+    assert not list(uninterrupted.glob(".strength*"))  # no model of many gigabytes
     assert "another value of folds" in refusal(strength, [*arguments, "--folds", "2"])
     models = Models(monkeypatch)
     strength(arguments)
     assert len(models.trained) == 1
-    assert_continued(made)
+    assert_continued(uninterrupted)
 
 
 def test_pairs_with_one_prompt_are_in_one_fold() -> None:
@@ -173,7 +173,7 @@ def test_pairs_with_one_prompt_are_in_one_fold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "expected"),
     [
         (["--folds", "0"], "folds: expected an integer >= 1, got 0"),
         (["--folds", "6"], "folds: expected at most 5, one per prompt, got 6"),
@@ -184,12 +184,12 @@ def test_pairs_with_one_prompt_are_in_one_fold() -> None:
     ],
 )
 def test_wrong_arguments_are_named(
-    arguments: list[str], changed: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], changed: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Models(monkeypatch)
     message = refusal(strength, [*arguments, *changed])
     assert message.startswith("lit_rlhf reward strength: ")
-    assert said in message
+    assert expected in message
 
 
 @pytest.mark.slow  # trains two models
@@ -198,16 +198,16 @@ def test_fits_are_those_of_the_reward_stage(
 ) -> None:
     root = world_root(tmp_path_factory.getbasetemp())
     pairs = root / "world" / "preferences.jsonl"
-    small, out = overlay(tmp_path, "small", SMALL["reward"]), tmp_path / "out"
+    small, output = overlay(tmp_path, "small", SMALL["reward"]), tmp_path / "out"
     capsys.readouterr()  # drop what the models it starts from printed
     run(
         *("reward", "strength", "--model", str(root / "sft"), "--preferences", f"lab={pairs}"),
         *("--fit_config", str(QUICKSTART / "reward.yaml"), str(small), "--folds", "2"),
-        *("--output", str(out / "strengths.jsonl")),
+        *("--output", str(output / "strengths.jsonl")),
     )
-    rows = read_lines(out / "strengths.jsonl")
+    rows = read_lines(output / "strengths.jsonl")
     assert len({row["strength"] for row in rows}) > len(rows) / 2
-    assert {path.name for path in out.iterdir()} == {
+    assert {path.name for path in output.iterdir()} == {
         *("strengths.jsonl", ".strengths.jsonl.lit_rlhf.json")
     }
     printed, progress = capsys.readouterr()
@@ -215,8 +215,8 @@ def test_fits_are_those_of_the_reward_stage(
     assert progress.count("fit took") == 2  # the end of each bar
     source = DataSource(str(pairs), name="lab")
     given, written = (
-        load_records("preference", [of])
-        for of in (source, DataSource(str(out / "strengths.jsonl"), name="lab"))
+        load_records("preference", [source_of_pairs])
+        for source_of_pairs in (source, DataSource(str(output / "strengths.jsonl"), name="lab"))
     )
     assert written == given
 
@@ -270,12 +270,12 @@ def test_relabelling_needs_strengths_and_leaves_pairs(strengths: str, tmp_path: 
     with pytest.raises(ValueError, match="output: expected a file of its own"):
         relabel(strengths, strengths)
     rows: list[dict[str, Any]] = read_lines(Path(strengths))
-    for broken, said in (
+    for broken, message in (
         ({**rows[1], "strength": None}, "field 'strength': not a number"),
         ({**rows[1], "rejected": 3}, "field 'rejected': not a string"),
     ):
         write_lines(Path(strengths), [rows[0], broken])
-        with pytest.raises(ValueError, match=rf"strengths\.jsonl:2: {said}"):
+        with pytest.raises(ValueError, match=rf"strengths\.jsonl:2: {message}"):
             relabel(strengths, output)
     Path(strengths).write_text(json.dumps(rows[0]) + "\n{", "utf-8")
     with pytest.raises(ValueError, match=r"strengths\.jsonl:2: broken JSON"):

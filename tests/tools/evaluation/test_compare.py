@@ -70,9 +70,9 @@ def test_every_reward_of_every_policy_is_summarized(comparison: Comparison) -> N
 
 @pytest.mark.parametrize("reward", ["characters", "reward"])
 def test_every_reward_decides_against_the_first_policy(comparison: Comparison, reward: str) -> None:
-    ours, theirs = (comparison.samples[name].scores[reward] for name in ("ppo", "sft"))
-    wins = sum(a > b for a, b in zip(ours.tolist(), theirs.tolist(), strict=True))
-    losses = sum(a < b for a, b in zip(ours.tolist(), theirs.tolist(), strict=True))
+    ppo_scores, sft_scores = (comparison.samples[name].scores[reward] for name in ("ppo", "sft"))
+    wins = sum(a > b for a, b in zip(ppo_scores.tolist(), sft_scores.tolist(), strict=True))
+    losses = sum(a < b for a, b in zip(ppo_scores.tolist(), sft_scores.tolist(), strict=True))
     rates = comparison.policies["ppo"].outcomes[reward]
     assert comparison.policies["sft"].outcomes == {}
     assert (rates.win, rates.lose, rates.n) == (wins / 7, losses / 7, 7)
@@ -94,9 +94,9 @@ def test_interrupted_comparison_samples_what_is_missing(folders: Folders, tmp_pa
         sampling = Sampling(last)
         with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", sampling):
             policies = [folders.sft, folders.ppo]
-            result = compared(folders, policies, responses=tmp_path / output, **options)
+            comparison = compared(folders, policies, responses=tmp_path / output, **options)
         n_batches.append(sampling.n_batches)
-        return result
+        return comparison
 
     n_batches: list[int] = []
     whole = run("whole.jsonl")
@@ -105,10 +105,10 @@ def test_interrupted_comparison_samples_what_is_missing(folders: Folders, tmp_pa
     assert not (tmp_path / "out.jsonl").exists()
     with pytest.raises(ValueError, match=r"out\.jsonl\.partial: .* another value of reward_m"):
         run("out.jsonl", rewards={QUESTION_MARKS: 1.0})
-    result = run("out.jsonl")
+    resumed = run("out.jsonl")
     assert n_batches == [6, 2]  # three batches for each policy, and the rest
-    assert result.as_dict() == whole.as_dict()
-    assert torch.equal(result.samples["ppo"].kl, whole.samples["ppo"].kl)
+    assert resumed.as_dict() == whole.as_dict()
+    assert torch.equal(resumed.samples["ppo"].kl, whole.samples["ppo"].kl)
     assert_continued(tmp_path)
 
 
@@ -120,8 +120,8 @@ def test_an_edited_reward_function_is_not_mixed_with_its_earlier_scores(
         for name in ("edited_reward", "its_helper"):  # each command is a process of its own
             sys.modules.pop(name, None)
         with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", Sampling(last)):
-            out, rewards = tmp_path / "out.jsonl", {"edited_reward:score": 1.0}
-            return compared(folders, [folders.sft], rewards=rewards, responses=out)
+            output, rewards = tmp_path / "out.jsonl", {"edited_reward:score": 1.0}
+            return compared(folders, [folders.sft], rewards=rewards, responses=output)
 
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -149,12 +149,12 @@ def test_copies_and_wide_margins_tie(folders: Folders, policy: str, options: Any
 def test_a_rule_scores_too_times_its_weight_and_not_normalized(folders: Folders) -> None:
     rule = {"rule": "length", "unit": "characters", "longest": 0, "weight": 2.0, "normalize": True}
     policies, rewards = [folders.sft, folders.ppo], {CHARACTERS: 1.0, "short": rule}
-    result = compared(folders, policies, rewards=rewards)
-    for samples in result.samples.values():
+    comparison = compared(folders, policies, rewards=rewards)
+    for samples in comparison.samples.values():
         assert torch.equal(samples.scores["short"], -2.0 * samples.scores["characters"])
-    longer, shorter = result.policies["ppo"].outcomes.values()
+    longer, shorter = comparison.policies["ppo"].outcomes.values()
     assert (shorter.win, shorter.lose) == (longer.lose, longer.win)
-    assert result.as_dict()["rewards"] == {"characters": CHARACTERS, "short": rule}
+    assert comparison.as_dict()["rewards"] == {"characters": CHARACTERS, "short": rule}
 
 
 def test_python_objects_are_rewards(folders: Folders, tmp_path: Path) -> None:
@@ -169,13 +169,13 @@ def test_python_objects_are_rewards(folders: Folders, tmp_path: Path) -> None:
 
     model = load_scalar_model(folders.reward)
     path = tmp_path / "responses.jsonl"
-    result = compared(folders, [folders.sft], rewards={vowels: 2.0, model: 1}, responses=path)
+    comparison = compared(folders, [folders.sft], rewards={vowels: 2.0, model: 1}, responses=path)
     by_path = compared(folders, [folders.sft], rewards={folders.reward: 1.0})
-    samples = result.samples["sft"]
+    samples = comparison.samples["sft"]
     counts = vowels([], [response.response for response in samples.responses])
     assert samples.scores["vowels"].tolist() == [2 * count for count in counts]
     assert samples.scores["reward"].tolist() == by_path.samples["sft"].scores["reward"].tolist()
-    assert json.loads(json.dumps(result.as_dict()))["rewards"]["vowels"].endswith(".vowels")
+    assert json.loads(json.dumps(comparison.as_dict()))["rewards"]["vowels"].endswith(".vowels")
     constant = compared(folders, [folders.sft], rewards=[Constant(), CHARACTERS])
     assert list(constant.samples["sft"].scores) == ["Constant", "characters"]
 
@@ -185,8 +185,8 @@ def test_rule_compares_with_field_of_prompts_records(folders: Folders, tmp_path:
     source = DataSource(write_lines(tmp_path / "known.jsonl", rows))
     sampling = SamplingOptions(max_new_tokens=5)
     rule = {"rule": "contains", "field": "known"}
-    result = compare_policies([folders.sft], source, {"e": rule}, sampling)
-    samples = result.samples["sft"]
+    comparison = compare_policies([folders.sft], source, {"e": rule}, sampling)
+    samples = comparison.samples["sft"]
     assert samples.scores["e"].tolist() == [float("e" in r.response) for r in samples.responses]
     other = {"e": rule | {"field": "gold"}}
     with pytest.raises(ValueError, match=r"'e' .*with the field 'gold'.* records have known, que"):
@@ -331,20 +331,22 @@ def test_metrics_are_those_of_an_unpadded_loop(
         for row, position in enumerate(record["positions"]):
             responses[position] = rows.response_ids[row][rows.response_mask[row]].tolist()
     ids = [example.input_ids.tolist() for example in examples]
-    ours = [logprob(policy, ids[i], responses[i]) for i in range(len(ids))]
+    logprobs = [logprob(policy, ids[i], responses[i]) for i in range(len(ids))]
     reference = tiny_causal_lm(seed=0)
-    theirs = [logprob(reference, ids[i], responses[i]) for i in range(len(ids))]
+    ref_logprobs = [logprob(reference, ids[i], responses[i]) for i in range(len(ids))]
     lengths = [len(responses[i]) for i in range(len(ids))]
     ended = [responses[i][-1] == EOS_ID for i in range(len(ids))]
     assert 0 < sum(ended) < len(ended)
     assert len(set(lengths)) > 1
     assert [response.length for response in samples.responses] == lengths
     assert [response.ended for response in samples.responses] == ended
-    expected_kl = [a - b for a, b in zip(ours, theirs, strict=True)]
+    expected_kl = [a - b for a, b in zip(logprobs, ref_logprobs, strict=True)]
     assert samples.kl.tolist() == pytest.approx(expected_kl, rel=1e-4, abs=1e-4)
     assert samples.metrics["kl"] == pytest.approx(sum(expected_kl) / 7, rel=1e-4)
-    assert samples.metrics["perplexity"] == pytest.approx(math.exp(-sum(ours) / sum(lengths)), 1e-4)
-    perplexity = math.exp(-sum(theirs) / sum(lengths))
+    assert samples.metrics["perplexity"] == pytest.approx(
+        math.exp(-sum(logprobs) / sum(lengths)), 1e-4
+    )
+    perplexity = math.exp(-sum(ref_logprobs) / sum(lengths))
     assert samples.metrics["ref_perplexity"] == pytest.approx(perplexity, 1e-4)
     assert samples.metrics["response_length"] == pytest.approx(sum(lengths) / 7)
     assert samples.metrics["truncation_rate"] == pytest.approx(1 - sum(ended) / 7)
@@ -432,23 +434,26 @@ def test_best_of_n_takes_the_best_of_several_samples_of_each_prompt(
 ) -> None:
     rewards = {CHARACTERS: 1.0, QUESTION_MARKS: 2.0}
     options: Any = {"samples_per_prompt": 3, "best_of": [1, 2], "responses": tmp_path / "r.jsonl"}
-    both = compared(folders, [folders.sft, folders.ppo], rewards=rewards, **options)
-    sft, ppo = both.samples.values()
+    comparison = compared(folders, [folders.sft, folders.ppo], rewards=rewards, **options)
+    sft, ppo = comparison.samples.values()
     lines = read_lines(tmp_path / "r.jsonl")
     assert [line["sample"] for line in lines] == [0, 1, 2] * (2 * len(QUESTIONS))
-    asked = [line["prompt"][-1]["content"] for line in lines[: 3 * len(QUESTIONS)]]
-    assert asked == [question for question in QUESTIONS for _ in range(3)]
+    questions = [line["prompt"][-1]["content"] for line in lines[: 3 * len(QUESTIONS)]]
+    assert questions == [question for question in QUESTIONS for _ in range(3)]
     for samples in (sft, ppo):
         proxy = [len(response.response) for response in samples.responses]
         assert samples.scores["characters"].tolist() == proxy
         assert len(set(proxy)) > 1
-    assert both.responses.by_policy["sft"] == [r.response for r in sft.responses[::3]]
+    assert comparison.responses.by_policy["sft"] == [r.response for r in sft.responses[::3]]
     # the mean over prompts of the mean over samples, and of differences of the same prompt
-    report, means = both.policies["ppo"], [p.by_prompt("characters").mean(1) for p in (sft, ppo)]
+    report, means = (
+        comparison.policies["ppo"],
+        [p.by_prompt("characters").mean(1) for p in (sft, ppo)],
+    )
     assert report.scores["characters"].mean == pytest.approx(float(means[1].mean()))
     paired = score_summary((means[1] - means[0]).double())
     assert report.differences["characters"] == pytest.approx(paired, abs=1e-6)
-    one, two = both.best_of
+    one, two = comparison.best_of
     assert one.kl == 0.0
     assert one.scores["characters"].mean == pytest.approx(float(means[0].mean()))
     assert two.scores["characters"].mean > one.scores["characters"].mean
@@ -456,7 +461,7 @@ def test_best_of_n_takes_the_best_of_several_samples_of_each_prompt(
     assert two.differences["ppo"]["characters"].mean == pytest.approx(gap)
     ended = [len(r.response) for r in ppo.responses if r.ended]
     assert report.complete["characters"] == pytest.approx(sum(ended) / max(len(ended), 1))
-    print_comparison(both)
+    print_comparison(comparison)
     printed = capsys.readouterr().out
     assert "best of n of sft by characters" in printed
     with pytest.raises(ValueError, match="best_of: expected sizes from 1 to the 1 samples"):

@@ -178,11 +178,13 @@ def generated(folders: Folders, *models: str, **options: Any) -> Generation:
 
 def test_each_response_stands_with_its_prompt_in_the_order_of_the_prompts(folders: Folders) -> None:
     with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", echoed):
-        result = generated(folders, folders.sft, folders.ppo, batch_size=3, responses_per_prompt=2)
+        generation = generated(
+            folders, folders.sft, folders.ppo, batch_size=3, responses_per_prompt=2
+        )
     tokenizer, by_model = tiny_tokenizer(), 2 * len(QUESTIONS)
-    models = [record["model"] for record in result.records()]
+    models = [record["model"] for record in generation.records()]
     assert models == [folders.sft] * by_model + [folders.ppo] * by_model
-    responses = [*result.responses["sft"], *result.responses["ppo"]]
+    responses = [*generation.responses["sft"], *generation.responses["ppo"]]
     assert len(responses) == 2 * by_model
     for number, response in enumerate(responses):
         question = QUESTIONS[number % by_model // 2]
@@ -210,8 +212,8 @@ def test_records_name_model_seed_and_settings(folders: Folders) -> None:
 
 def test_the_seed_repeats_responses_and_is_the_same_for_every_model(folders: Folders) -> None:
     def texts(seed: int) -> list[list[str]]:
-        result = generated(folders, folders.sft, folders.copy, seed=seed)
-        return [[r.response for r in result.responses[name]] for name in ("sft", "copy")]
+        generation = generated(folders, folders.sft, folders.copy, seed=seed)
+        return [[r.response for r in generation.responses[name]] for name in ("sft", "copy")]
 
     first = texts(0)
     assert first[0] == first[1]
@@ -233,10 +235,10 @@ def test_interrupted_generation_samples_what_is_missing(folders: Folders, tmp_pa
         run("out.jsonl", Sampling(), seed=1)
     sampling = Sampling()
     with patch("lit_rlhf.tools.evaluation.sampling.load_policy", side_effect=load_policy) as load:
-        result = run("out.jsonl", sampling)
+        generation = run("out.jsonl", sampling)
     assert sampling.n_batches == 3  # four for each model, less those that were done
     assert [call.args[0] for call in load.call_args_list] == [folders.ppo]
-    assert result == whole
+    assert generation == whole
     assert_continued(tmp_path)
 
 
@@ -254,29 +256,29 @@ def test_the_batches_of_a_model_that_was_trained_since_are_refused(tmp_path: Pat
 
 def test_the_file_is_one_of_demonstrations_and_of_prompts(folders: Folders, tmp_path: Path) -> None:
     with patch("lit_rlhf.tools.evaluation.sampling.generate_responses", echoed):
-        result = generated(folders, folders.sft, batch_size=1)
-    source = DataSource(str(write_json_lines(tmp_path / "responses.jsonl", result.records())))
+        generation = generated(folders, folders.sft, batch_size=1)
+    source = DataSource(str(write_json_lines(tmp_path / "responses.jsonl", generation.records())))
     demonstrations, prompts = (load_records(kind, [source]) for kind in ("demonstration", "prompt"))
     questions = [Message("user", question) for question in QUESTIONS]
     assert [record.messages for record in demonstrations] == [  # type: ignore[union-attr]
-        (asked, Message("assistant", f"{asked.content} 0")) for asked in questions
+        (question, Message("assistant", f"{question.content} 0")) for question in questions
     ]
-    assert [record.prompt for record in prompts] == [(asked,) for asked in questions]  # type: ignore[union-attr]
+    assert [record.prompt for record in prompts] == [(question,) for question in questions]  # type: ignore[union-attr]
 
 
 def test_a_shortened_prompt_is_counted_and_kept_whole_beside_what_was_fed(folders: Folders) -> None:
     prompts = parse_prompts(["\n\nHuman: one\n\nAssistant: two\n\nHuman: three", "hi"])
-    result = generate_from_models([folders.sft], prompts, FEW, max_prompt_length=20)
-    assert result.shortened == {"sft": 1}
-    first = result.responses["sft"][0]
+    generation = generate_from_models([folders.sft], prompts, FEW, max_prompt_length=20)
+    assert generation.shortened == {"sft": 1}
+    first = generation.responses["sft"][0]
     assert [message.content for message in first.prompt] == ["one", "two", "three"]
     assert first.prompt_text == "\n\nHuman: three\n\nAssistant:"
 
 
 def test_models_may_have_templates_of_their_own(folders: Folders, tmp_path: Path) -> None:
     other = write_policy(tmp_path / "other", template="paper-en")
-    result = generate_from_models([folders.sft, other], parse_prompts(["hi"]), FEW)
-    texts = [responses[0].prompt_text for responses in result.responses.values()]
+    generation = generate_from_models([folders.sft, other], parse_prompts(["hi"]), FEW)
+    texts = [responses[0].prompt_text for responses in generation.responses.values()]
     assert texts == ["\n\nHuman: hi\n\nAssistant:", "Human:hi</s>Assistant:"]
 
 

@@ -62,7 +62,9 @@ def test_held_out_prompts_are_never_training_prompts(language: Any) -> None:
     other = World(language=language, multi_turn=0.0, harmful=0.5)
     worlds = (World(language=language), other)
     held_out = {
-        render_prompt(p) for w in worlds for p in w.sample_prompts(1000, seed=0, held_out=True)
+        render_prompt(prompt)
+        for world in worlds
+        for prompt in world.sample_prompts(1000, seed=0, held_out=True)
     }
     assert not trained & held_out
     assert len(held_out) > 100

@@ -80,22 +80,22 @@ def prefix(function: Callable[[str], str]) -> Cheat:
 
 
 def result_of(probed: RewardProbe, name: str) -> Any:
-    return next(result for result in probed.results if result.name == name)
+    return next(cheat for cheat in probed.results if cheat.name == name)
 
 
 def test_gain_is_the_paired_mean_in_standard_deviations(answers: AnswerEncoder) -> None:
     probed = probe(answers, [characters], [prefix(lambda text: text + "!!!")])
-    own = result_of(probed, "own")
+    cheat = result_of(probed, "own")
     std = statistics.pstdev(LENGTHS)
     assert probed.honest_mean == pytest.approx(statistics.fmean(LENGTHS))
     assert probed.honest_std == pytest.approx(std)
     # each response is three characters longer, so there is no doubt about the mean
-    assert [own.gain, own.low, own.high] == pytest.approx([3 / std] * 3)
-    assert own.by_reward["characters"] == pytest.approx(3 / std)
-    assert own.wins == 1.0
-    assert own.verdict is Verdict.GAINS
-    assert own.n_prompts == probed.n_prompts == 8
-    assert (own.about, own.advice) == ("changes the answer", "ignore the change")
+    assert [cheat.gain, cheat.low, cheat.high] == pytest.approx([3 / std] * 3)
+    assert cheat.by_reward["characters"] == pytest.approx(3 / std)
+    assert cheat.wins == 1.0
+    assert cheat.verdict is Verdict.GAINS
+    assert cheat.n_prompts == probed.n_prompts == 8
+    assert (cheat.about, cheat.advice) == ("changes the answer", "ignore the change")
 
 
 def test_verdict_follows_the_interval(answers: AnswerEncoder) -> None:
@@ -119,7 +119,7 @@ def test_said_twice_gains_by_characters_and_empty_costs(answers: AnswerEncoder) 
     assert [r.gain for r in probed.results] == sorted(
         (r.gain for r in probed.results), reverse=True
     )
-    names = [result.name for result in probed.gaining]
+    names = [cheat.name for cheat in probed.gaining]
     assert {"said twice", "flattery", "other language"} <= set(names)
     assert "empty" not in names
     assert summarize(probed).startswith(f"{len(names)} of ")
@@ -150,10 +150,10 @@ def test_sum_is_probed_with_its_weights(answers: AnswerEncoder) -> None:
         return [-2.0 * score for score in characters(prompts, responses)]
 
     probed = probe(answers, {characters: 1.0, minus: 1.0}, [prefix(lambda text: text + "!!!")])
-    own = result_of(probed, "own")
+    cheat = result_of(probed, "own")
     std = statistics.pstdev(LENGTHS)
-    assert own.gain == pytest.approx(-3 / std)  # the sum is minus the number of characters
-    assert own.by_reward == pytest.approx({"characters": 3 / std, "minus": -3 / std})
+    assert cheat.gain == pytest.approx(-3 / std)  # the sum is minus the number of characters
+    assert cheat.by_reward == pytest.approx({"characters": 3 / std, "minus": -3 / std})
 
 
 def test_normalized_reward_is_measured_by_the_moments_of_honest_answers(
@@ -182,11 +182,11 @@ def test_a_reward_that_abstains_counts_where_it_votes(answers: AnswerEncoder) ->
 
     weights = {characters: 1.0, of_long_ones: 0.5, never: 1.0}
     probed = probe(answers, weights, [prefix(lambda text: text + "!!!")])
-    own = result_of(probed, "own")
+    cheat = result_of(probed, "own")
     # it votes for honest answers of more than four characters: 8, 9 and 6
     std = statistics.pstdev([8, 9, 6])
-    assert own.by_reward["of_long_ones"] == pytest.approx(3 / std)
-    assert math.isnan(own.by_reward["never"])
+    assert cheat.by_reward["of_long_ones"] == pytest.approx(3 / std)
+    assert math.isnan(cheat.by_reward["never"])
     report = json.loads(json.dumps(probed.as_dict()))
     assert report["results"][0]["by_reward"]["never"] is None
 
@@ -208,14 +208,14 @@ def test_prompt_without_a_vote_for_the_cheat_is_left_out_of_its_gain(
     weighted = WeightedReward([reward], ModelOptions(), answers.prompts.tokenizer).eval()
     honest = honest_answers(answers, ["silent", *ANSWERS])
     cheats = [prefix(lambda text: text + "!!!"), CHEATS[0]]
-    result = probe_reward(weighted, honest, answers, cheats=cheats)
-    own = result_of(result, "own")
-    assert result.honest_mean == pytest.approx(statistics.fmean(LENGTHS))
-    assert (result.n_prompts, result.n_without_vote) == (8, 1)
-    assert own.n_prompts == 7
-    assert own.gain == pytest.approx(3 / statistics.pstdev(LENGTHS))
-    assert result.without_vote == ["empty"]
-    print_probe(result)
+    probed = probe_reward(weighted, honest, answers, cheats=cheats)
+    cheat = result_of(probed, "own")
+    assert probed.honest_mean == pytest.approx(statistics.fmean(LENGTHS))
+    assert (probed.n_prompts, probed.n_without_vote) == (8, 1)
+    assert cheat.n_prompts == 7
+    assert cheat.gain == pytest.approx(3 / statistics.pstdev(LENGTHS))
+    assert probed.without_vote == ["empty"]
+    print_probe(probed)
     printed = capsys.readouterr().out
     assert "abstain from these, which would end a run of PPO: empty." in printed.replace("\n", " ")
     assert "Left out: 1 (all rewards abstain from the honest answer)\n" in printed
