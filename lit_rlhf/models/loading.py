@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -292,19 +293,21 @@ def _load_trunk_and_head(
             path, options, pickled_weights=pickled_weights, delta_weights=delta_weights
         )
         return _StoredModel(causal_lm, head=None)
+    load_classifier = partial(
+        _load_pretrained,
+        AutoModelForSequenceClassification,
+        path,
+        options,
+        pickled_weights=pickled_weights,
+        delta_weights=delta_weights,
+    )
     if stored_head is None or stored_head.is_plain(config):
         if not count_heads(config):
             raise ValueError(
                 f"path: expected a model with 1 label, or heads of RewardModule, "
                 f"got {config.num_labels} labels in {path}"
             )
-        model = _load_pretrained(
-            AutoModelForSequenceClassification,
-            path,
-            options,
-            pickled_weights=pickled_weights,
-            delta_weights=delta_weights,
-        )
+        model = load_classifier()
         if not isinstance(getattr(model, "score", None), nn.Linear):
             raise ValueError(
                 f"path: expected a decoder whose scalar head is a layer `score`, got "
@@ -314,15 +317,7 @@ def _load_trunk_and_head(
         return _StoredModel(model, head=None)
     # OpenRLHF leaves num_labels out of the config, and its default is 2
     config.num_labels = 1
-    model = _load_pretrained(
-        AutoModelForSequenceClassification,
-        path,
-        options,
-        pickled_weights=pickled_weights,
-        delta_weights=delta_weights,
-        config=config,
-        key_mapping=stored_head.key_mapping,
-    )
+    model = load_classifier(config=config, key_mapping=stored_head.key_mapping)
     # A new model around the trunk: transformers saves this one under the names it was loaded by.
     return _StoredModel(model, head=linear_layer(stored_head.weight, stored_head.bias))
 

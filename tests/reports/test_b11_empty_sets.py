@@ -26,6 +26,7 @@ from lit_rlhf.rollout import Experience, RolloutMetrics, SamplingOptions
 from lit_rlhf.stats import global_means
 from tests.support.ppo_objects import tiny_networks
 from tests.support.ranks import run_on_ranks
+from tests.support.rollout_metrics import add_batch
 from tests.support.stages import assert_equal_states, copy_state
 
 # means over the tokens to learn from; the norm of a gradient is none
@@ -130,14 +131,11 @@ def test_text_alone_is_learned_from_without_responses() -> None:
 
 
 def measure(ids: torch.Tensor, votes: list[bool], metrics: RolloutMetrics) -> None:
-    zeros = torch.zeros(ids.shape)
-    metrics.update(
-        logprobs=zeros,
-        ref_logprobs=zeros,
-        entropy=zeros + 0.5,
-        response_mask=ids > 0,
-        response_ids=ids,
-        terminated=torch.ones(len(ids), dtype=torch.bool),
+    add_batch(
+        metrics,
+        ids,
+        mask=ids > 0,
+        entropy=0.5,
         scores={"score": torch.arange(1.0, len(ids) + 1), "score/rule": torch.full((len(ids),), 3)},
         votes={"score/rule": torch.tensor(votes)},
     )

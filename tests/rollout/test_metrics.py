@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from lit_rlhf import rollout
-from tests.support.rollout_metrics import compute_metrics, expected_metrics
+from tests.support.rollout_metrics import add_batch, compute_metrics, expected_metrics
 
 
 @pytest.mark.parametrize("cut", [None, 1, 2])
@@ -13,29 +12,6 @@ def test_metrics_depend_on_neither_padding_nor_batches(cut: int | None) -> None:
     parts = (slice(None),) if cut is None else (slice(cut), slice(cut, None))
     assert compute_metrics(*parts) == pytest.approx(expected_metrics(), rel=1e-6)
     assert compute_metrics() == {}
-
-
-def add_batch(
-    metrics: rollout.RolloutMetrics, ids: Tensor, mask: Tensor, **scores: dict[str, Tensor]
-) -> None:
-    """Add responses that all ended, whose tokens have log-probs and entropies of 0.
-
-    Args:
-        metrics: What they are added to.
-        ids: Their tokens, `[B, T]` long.
-        mask: Which of them are real, `[B, T]` bool.
-        **scores: `scores` and `votes` of the update.
-    """
-    zeros = torch.zeros(ids.shape)
-    metrics.update(
-        logprobs=zeros,
-        ref_logprobs=zeros,
-        entropy=zeros,
-        response_mask=mask,
-        response_ids=ids,
-        terminated=torch.ones(len(ids), dtype=torch.bool),
-        **scores,
-    )
 
 
 def test_commonest_opening_is_counted_over_batches() -> None:

@@ -1,4 +1,4 @@
-"""Three responses whose rollout metrics are worked out by hand."""
+"""Rollout metrics of given responses, and of three that are worked out by hand."""
 
 import math
 from typing import Any
@@ -41,6 +41,35 @@ def make_batch(rows: slice = slice(None)) -> dict[str, Tensor]:
         "terminated": torch.tensor([True, False, True])[rows],
         "scores": {"score": torch.tensor(SCORES[rows])},
     }
+
+
+def add_batch(
+    metrics: rollout.RolloutMetrics,
+    ids: Tensor,
+    mask: Tensor,
+    *,
+    entropy: float = 0.0,
+    **scores: dict[str, Tensor],
+) -> None:
+    """Add responses that all ended, whose tokens have log-probs of 0.
+
+    Args:
+        metrics: What they are added to.
+        ids: Their tokens, `[B, T]` long.
+        mask: Which of them are real, `[B, T]` bool.
+        entropy: Entropy at each token, nats.
+        **scores: `scores` and `votes` of the update.
+    """
+    zeros = torch.zeros(ids.shape)
+    metrics.update(
+        logprobs=zeros,
+        ref_logprobs=zeros,
+        entropy=torch.full(ids.shape, entropy),
+        response_mask=mask,
+        response_ids=ids,
+        terminated=torch.ones(len(ids), dtype=torch.bool),
+        **scores,
+    )
 
 
 def compute_metrics(*parts: slice) -> dict[str, float]:
