@@ -60,11 +60,13 @@ def fit_line(x: Sequence[float], seconds: Sequence[float]) -> Line:
     """
     if len(x) < 3:
         raise ValueError(f"x: expected at least 3 points, got {len(x)}")
-    xs = np.asarray(x, dtype=float)
-    ys = np.asarray(seconds, dtype=float)
-    slope, fixed = np.polyfit(xs, ys, 1)
-    unexplained = ((ys - fixed - slope * xs) ** 2).sum()
-    return Line(float(fixed), float(slope), float(1 - unexplained / ((ys - ys.mean()) ** 2).sum()))
+    sizes = np.asarray(x, dtype=float)
+    times = np.asarray(seconds, dtype=float)
+    slope, fixed = np.polyfit(sizes, times, 1)
+    unexplained = ((times - fixed - slope * sizes) ** 2).sum()
+    return Line(
+        float(fixed), float(slope), float(1 - unexplained / ((times - times.mean()) ** 2).sum())
+    )
 
 
 def resize(work: Workload, size: str, value: int) -> Workload:
@@ -126,10 +128,10 @@ def draw_sweeps(sweeps: Sequence[dict[str, Any]], output: Path) -> None:
         axes.plot(x, [point["seconds"] for point in sweep["points"]], "o", color="#0072B2")
         ends = np.array([0.0, max(x)])
         axes.plot(ends, sweep["fixed"] + sweep["slope"] * ends, color="#0072B2", alpha=0.5)
-        for point, at in zip(sweep["points"], x, strict=True):
+        for point, position in zip(sweep["points"], x, strict=True):
             axes.annotate(
                 f"{point['value']}",
-                (at, point["seconds"]),
+                (position, point["seconds"]),
                 xytext=(-4, 6),
                 textcoords="offset points",
                 ha="right",
@@ -202,16 +204,16 @@ def scaling(
             row["useful_gflop"] = row["useful_gflops"] * row["seconds"]
             of_work[job.work] = row
         rows = {key: of_work[work] for key, work in works.items()}
-        result = {
+        measured = {
             "machine": {**ceilings, "cores": os.cpu_count(), "threads": threads},
             "precision": precision,
             "versions": next(iter(turns.values()))[0]["versions"],
             "sweeps": [sweep_result(size, of_size, rows) for size, of_size in values.items()],
         }
-        write_text(f"{output}.json", json.dumps(result, indent=1) + "\n")
-        write_text(f"{output}.md", scaling_tables(result))
-        draw_sweeps(result["sweeps"], Path(f"{output}.png"))
-        Console().print(Markdown(scaling_tables(result)))
+        write_text(f"{output}.json", json.dumps(measured, indent=1) + "\n")
+        write_text(f"{output}.md", scaling_tables(measured))
+        draw_sweeps(measured["sweeps"], Path(f"{output}.png"))
+        Console().print(Markdown(scaling_tables(measured)))
 
 
 if __name__ == "__main__":

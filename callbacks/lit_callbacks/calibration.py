@@ -115,17 +115,17 @@ def loosen(
                 continue
             needed = [_needed(monitor, argument, run) for run in readings]
             farther = max if argument.startswith("high") else min
-            value = farther([shipped, *(n for n in needed if n is not None)])
-            if value != shipped:
-                value = float(f"{value:.3g}")
-                monitor.set_threshold(argument, value)
+            loosened = farther([shipped, *(n for n in needed if n is not None)])
+            if loosened != shipped:
+                loosened = float(f"{loosened:.3g}")
+                monitor.set_threshold(argument, loosened)
                 changes.append(
                     ThresholdChange(
                         key=monitor.key,
                         name=monitor.name,
                         argument=argument,
                         shipped=shipped,
-                        calibrated=value,
+                        calibrated=loosened,
                     )
                 )
     return changes
@@ -156,16 +156,16 @@ def _needed(monitor: Monitor, argument: str, run: Sequence[HealthyReading]) -> f
     reached = reach(values, monitor.patience, sign)
     if reached is None:
         return None
-    value = reached * MARGIN**sign
+    needed = reached * MARGIN**sign
     if sign < 0:
-        value = max(value, monitor.decisive_low_ratio or 0.0)
+        needed = max(needed, monitor.decisive_low_ratio or 0.0)
     last = finite[-1]
     if argument == "high":
-        bound = value
+        bound = needed
     else:
-        bound = monitor.ratio_bound(baseline=last.baseline or 0.0, ratio=value)
+        bound = monitor.ratio_bound(baseline=last.baseline or 0.0, ratio=needed)
     effective = last.thresholds.high if sign > 0 else last.thresholds.low
-    return value if sign * (bound - effective) > 0 else None
+    return needed if sign * (bound - effective) > 0 else None
 
 
 def reach(values: Sequence[float], patience: int, sign: int) -> float | None:

@@ -263,10 +263,10 @@ class Demonstrations(Steps):
                 ):
                     rows.append({"prompt": prompt, "response": response})
         self.write(f"{name}_kept.jsonl", rows)
-        kept = [self.path(f"{part}_kept.jsonl") for part in ("base", "own")]
-        found = [row for path in kept if Path(path).exists() for row in read_lines(path)]
-        write_json_lines(Path(self.demonstrations), found)
-        return {"prompts": len(samples), "kept": len(rows), "demonstrations": len(found)}
+        files = [self.path(f"{part}_kept.jsonl") for part in ("base", "own")]
+        demonstrations = [row for path in files if Path(path).exists() for row in read_lines(path)]
+        write_json_lines(Path(self.demonstrations), demonstrations)
+        return {"prompts": len(samples), "kept": len(rows), "demonstrations": len(demonstrations)}
 
 
 class Seed(Steps):
@@ -372,23 +372,25 @@ class Seed(Steps):
     def summarize(self, output: str) -> dict[str, Any]:
         """Scores, parts of the rule and samples of each policy."""
         rows = read_lines(output)
-        result: dict[str, Any] = {}
+        by_policy: dict[str, Any] = {}
         for policy in POLICIES:
             policy_rows = [row for row in rows if Path(row["policy"]).name == policy]
             prompts = [row["prompt"][-1]["content"] for row in policy_rows]
-            kept = [parts(p, row["response"]) for p, row in zip(prompts, policy_rows, strict=True)]
+            parts_of_truth = [
+                parts(p, row["response"]) for p, row in zip(prompts, policy_rows, strict=True)
+            ]
             shown = random.Random(self.seed).sample(range(len(policy_rows)), 8)
-            result[policy] = {
+            by_policy[policy] = {
                 "proxy": [round(row["scores"]["reward"], 3) for row in policy_rows],
                 "truth": [round(row["scores"]["truth"], 3) for row in policy_rows],
                 "kl": float(np.mean([row["kl"] for row in policy_rows])),
                 "length": float(np.mean([row["length"] for row in policy_rows])),
                 "cut_off": float(np.mean([not row["ended"] for row in policy_rows])),
                 "canned": canned_share(prompts, [row["response"] for row in policy_rows]),
-                "parts": {key: float(np.mean([k[key] for k in kept])) for key in PARTS},
+                "parts": {key: float(np.mean([k[key] for k in parts_of_truth])) for key in PARTS},
                 "samples": [[prompts[n], policy_rows[n]["response"]] for n in shown],
             }
-        return result
+        return by_policy
 
 
 def run(
@@ -416,23 +418,23 @@ def run(
     all_runs: list[Demonstrations | Seed] = [demonstrations, *of_seeds]
     for runs in all_runs:
         name = runs.root.name
-        result = read_run(Path(results), name) or {
+        record = read_run(Path(results), name) or {
             "criterion": VERSION,
             "recipe": asdict(recipe),
             "steps": {},
         }
-        if result["recipe"] != asdict(recipe):
-            raise ValueError(f"recipe: expected {result['recipe']}, as in {results}, got {recipe}")
-        done = result["steps"]
+        if record["recipe"] != asdict(recipe):
+            raise ValueError(f"recipe: expected {record['recipe']}, as in {results}, got {recipe}")
+        done = record["steps"]
         missing = run_missing_steps(runs.steps(), done, folder=runs.root, threads=threads)
         for step, row in missing:
             done[step.name] = row
-            write_run(Path(results), name, result)
+            write_run(Path(results), name, record)
         if isinstance(runs, Seed):
-            step_results = {name: step["result"] for name, step in result["steps"].items()}
-            result["verdict"] = judge(read_arms(step_results))
-            write_run(Path(results), name, result)
-            say(f"{name}: {json.dumps(result['verdict']['holds'])}")
+            step_results = {name: step["result"] for name, step in record["steps"].items()}
+            record["verdict"] = judge(read_arms(step_results))
+            write_run(Path(results), name, record)
+            say(f"{name}: {json.dumps(record['verdict']['holds'])}")
 
 
 def documents() -> Documents:

@@ -153,12 +153,12 @@ def run_one(output_dir: str, seed: int, rate: float) -> None:
 
 def train_policy(stages: Quickstart, reward: str, name: str) -> None:
     """Train PPO-max on a reward model, to a folder beside the other stages."""
-    own = {
+    overrides = {
         "trainer": {"callbacks": [], "limit_val_batches": 0},
         "model": {"init_args": {"rewards": {reward: 1.0}}},
         "data": {"init_args": {"samples_per_epoch": ITERATIONS * BATCH}},
     }
-    overlay = write_text(stages.root / "configs" / f"own_{name}.yaml", json.dumps(own) + "\n")
+    overlay = write_text(stages.root / "configs" / f"own_{name}.yaml", json.dumps(overrides) + "\n")
     folder = f"--model.output_dir={stages.root / name}"
     stages.fit_ppo(("ppo_max.yaml", overlay), "--name", name, folder)
 

@@ -207,9 +207,9 @@ def run_one(output_dir: str, seed: int, arithmetic: str) -> None:
     stage("ppo_vanilla", lambda: stages.fit_ppo(vanilla, "--name", "ppo_vanilla"))
     stage("ppo_max", lambda: stages.fit_ppo(["ppo_max.yaml", *overlays], "--name", "ppo_max"))
     stage("evaluation", lambda: stages.evaluate("sft", "ppo_vanilla", "ppo_max"))
-    result = judge_run(root, seed, arithmetic, sum(minutes.values()))
-    write_run(RESULTS, f"seed_{seed}_{arithmetic}", result.as_dict())
-    print(f"seed {seed}, {arithmetic}: {result.outcome.sentence()}", flush=True)
+    run_result = judge_run(root, seed, arithmetic, sum(minutes.values()))
+    write_run(RESULTS, f"seed_{seed}_{arithmetic}", run_result.as_dict())
+    print(f"seed {seed}, {arithmetic}: {run_result.outcome.sentence()}", flush=True)
 
 
 def judge_run(root: Path, seed: int, arithmetic: str, minutes: float) -> RunResult:
@@ -247,8 +247,8 @@ def judge_run(root: Path, seed: int, arithmetic: str, minutes: float) -> RunResu
             for name, report in evaluation["policies"].items()
         },
         flagged_at={
-            name: [detection.flagged_at for detection in found]
-            for name, found in detections.items()
+            name: [detection.flagged_at for detection in detections_of_run]
+            for name, detections_of_run in detections.items()
         },
         healthy_until=[comparison["healthy_until"] for comparison in harm],
         in_time=[comparison["in_time"] for comparison in harm],
@@ -356,19 +356,20 @@ def format_outcomes(runs: Iterable[RunResult]) -> str:
     """Format the outcomes, as a Markdown table with a row for each run."""
     rows = []
     for run in runs:
-        o = run.outcome
-        m = run.metrics
-        shares = (o.sft_well_formed, o.vanilla_well_formed, o.max_well_formed)
-        lengths = (m[name]["response_length"] for name in ("sft", "ppo_vanilla", "ppo_max"))
+        outcome = run.outcome
+        metrics = run.metrics
+        shares = (outcome.sft_well_formed, outcome.vanilla_well_formed, outcome.max_well_formed)
+        lengths = (metrics[name]["response_length"] for name in ("sft", "ppo_vanilla", "ppo_max"))
         rows.append(
             [
                 run.seed,
                 ALL_ARITHMETICS[run.arithmetic].title,
-                f"{o.sft_gold:.2f} ({o.sft_std:.2f}) / {o.vanilla_gold:.2f} / {o.max_gold:.2f}",
+                f"{outcome.sft_gold:.2f} ({outcome.sft_std:.2f}) / {outcome.vanilla_gold:.2f} / "
+                f"{outcome.max_gold:.2f}",
                 " / ".join(f"{100 * share:.0f}" for share in shares),
-                f"{o.vanilla_score:.2f} / {o.max_score:.2f}",
+                f"{outcome.vanilla_score:.2f} / {outcome.max_score:.2f}",
                 " / ".join(f"{length:.1f}" for length in lengths),
-                f"{m['ppo_vanilla']['kl']:.1f} / {m['ppo_max']['kl']:.1f}",
+                f"{metrics['ppo_vanilla']['kl']:.1f} / {metrics['ppo_max']['kl']:.1f}",
             ]
         )
     head = ["seed", "arithmetic", "gold: SFT (std) / vanilla / PPO-max"]

@@ -122,11 +122,11 @@ def data_option(data: LightningDataModule, name: str) -> Any:  # noqa: ANN401 - 
     """An option of a datamodule as plain data."""
     part = name.removesuffix("_sources")
     sources = getattr(data, "sources", {})
-    value = sources[part] if part in sources else getattr(data, name, None)
-    if isinstance(value, list):
-        return [v.settings() if isinstance(v, DataSource) else v for v in value]
+    option = sources[part] if part in sources else getattr(data, name, None)
+    if isinstance(option, list):
+        return [v.settings() if isinstance(v, DataSource) else v for v in option]
     # a tokenizer object
-    return value if isinstance(value, str | int | float | None) else type(value).__name__
+    return option if isinstance(option, str | int | float | None) else type(option).__name__
 
 
 def tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
@@ -140,10 +140,10 @@ def tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
 
 def checksum(tensors: Iterable[Tensor]) -> int:
     """CRC-32 of the bytes of tensors on the CPU."""
-    value = 0
+    crc = 0
     for tensor in tensors:
-        value = zlib.crc32(tensor.numpy().tobytes(), value)
-    return value
+        crc = zlib.crc32(tensor.numpy().tobytes(), crc)
+    return crc
 
 
 def weights_checksum(network: LanguageModel | Offloaded) -> int:

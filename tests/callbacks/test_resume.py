@@ -146,8 +146,8 @@ def test_checkpoints_of_another_run_are_neither_replaced_nor_deleted(tmp_path: P
     fit(tmp_path, ResumeCheckpoint(every_n_batches=3))
     content = (tmp_path / "checkpoints/batch=3.ckpt").read_bytes()
     fit(tmp_path, ResumeCheckpoint(every_n_batches=3))
-    both = [f"batch={n}{version}.ckpt" for n in (3, 6) for version in ("-v1", "")]
-    assert names(tmp_path) == both
+    expected = [f"batch={n}{version}.ckpt" for n in (3, 6) for version in ("-v1", "")]
+    assert names(tmp_path) == expected
     assert (tmp_path / "checkpoints/batch=3.ckpt").read_bytes() == content
 
 
@@ -285,13 +285,13 @@ def test_other_callbacks_have_seen_the_batch_that_is_saved(tmp_path: Path) -> No
     ],
 )
 def test_its_folder_is_that_of_model_checkpoint(tmp_path: Path, logger: Any) -> None:
-    theirs, ours = ModelCheckpoint(), ResumeCheckpoint()
-    made: Logger | None = logger(tmp_path / "logs")
-    run = trainer(tmp_path, theirs, ours, logger=made or False)
+    lightning_checkpoint, resume_checkpoint = ModelCheckpoint(), ResumeCheckpoint()
+    run_logger: Logger | None = logger(tmp_path / "logs")
+    run = trainer(tmp_path, lightning_checkpoint, resume_checkpoint, logger=run_logger or False)
     folder = default_checkpoint_dir(run)
     run.fit(Module(), Numbers())
-    assert os.path.normpath(str(theirs.dirpath)) == os.path.normpath(folder)
-    assert ours.dirpath == str(folder)
+    assert os.path.normpath(str(lightning_checkpoint.dirpath)) == os.path.normpath(folder)
+    assert resume_checkpoint.dirpath == str(folder)
 
 
 def test_a_batch_that_was_just_saved_is_not_saved_again_at_sigterm(tmp_path: Path) -> None:

@@ -99,8 +99,8 @@ def test_damaged_last_offers_the_one_before(root: Path, capsys: pytest.CaptureFi
     Path("model/model.safetensors").unlink()
     path = Path("run/checkpoints/batch=4.ckpt")
     path.write_bytes(path.read_bytes()[:-1000])
-    for value in ("last", str(path)):
-        error = fit_error(capsys, root, "--ckpt_path", value, callbacks=[KEEP_EACH])
+    for checkpoint in ("last", str(path)):
+        error = fit_error(capsys, root, "--ckpt_path", checkpoint, callbacks=[KEEP_EACH])
         assert "checkpoint run/checkpoints/batch=4.ckpt: is damaged or cut off" in error
         assert "resume from run/checkpoints/batch=3.ckpt instead" in error
 
@@ -316,11 +316,11 @@ def test_other_run_replaces_no_model(root: Path, capsys: pytest.CaptureFixture[s
         fit_named(root, "--name", name, "--model.optimizer.learning_rate", "1.0e-3")
     (checkpoint,) = Path("runs/logs/other/checkpoints").iterdir()
     first_content = content(Path("runs"))
-    more = ["--ckpt_path", str(checkpoint), "--trainer.max_epochs", "2"]
-    error = named_fit_error(capsys, root, *more)
+    flags = ["--ckpt_path", str(checkpoint), "--trainer.max_epochs", "2"]
+    error = named_fit_error(capsys, root, *flags)
     assert f"runs/sft and runs/logs/sft and runs/logs/sft/checkpoints: {EARLIER}" in error
     assert content(Path("runs")) == first_content
-    fit_named(root, *more, "--name", "third")
+    fit_named(root, *flags, "--name", "third")
     assert first_content.items() <= content(Path("runs")).items()
 
 
@@ -401,8 +401,8 @@ def test_a_name_wins_over_the_suffixes_of_overlays(tmp_path: Path) -> None:
     ablations = [base.parents[1] / "ablations" / f"{n}.yaml" for n in ("no_ptx", "critic_random")]
     assert folders(base) == ("runs/quickstart/ppo_max", "ppo_max")
     assert folders(base, ablations[0]) == ("runs/quickstart/ppo_max-no_ptx", "ppo_max-no_ptx")
-    both = "ppo_max-no_ptx-critic_random"
-    assert folders(base, *ablations) == (f"runs/quickstart/{both}", both)
+    name = "ppo_max-no_ptx-critic_random"
+    assert folders(base, *ablations) == (f"runs/quickstart/{name}", name)
     assert folders(base, *ablations, flags=("--name", "mine")) == ("runs/quickstart/mine", "mine")
     assert "suffix" in parse_configs(base)
 
@@ -435,8 +435,8 @@ def test_one_seed_is_that_of_all_random_numbers_but_not_of_what_is_held_out() ->
     all_seven = {"model.seed": 7, "data.seed": 7, "data.split_seed": 0, "seed_everything": 7}
     assert seeds("ppo_max", "--seed 7") == all_seven
     mixed = {"model.seed": 3, "data.seed": 4, "data.split_seed": 5, "seed_everything": 7}
-    own = "--model.seed 3 --data.init_args.seed=4 --data.split_seed 5"
-    assert seeds("ppo_max", f"--seed=7 {own}") == mixed
+    own_seeds = "--model.seed 3 --data.init_args.seed=4 --data.split_seed 5"
+    assert seeds("ppo_max", f"--seed=7 {own_seeds}") == mixed
     assert seeds("reward", "--seed 7 --seed_everything 1") == {
         "model.head_seed": 7,
         "data.seed": 7,
@@ -457,9 +457,9 @@ def test_finished_run_of_an_earlier_version_has_the_hash_of_its_command() -> Non
     callbacks = [c for c in settings.trainer.callbacks if c.class_path.startswith("lit_")]
     assert callbacks
     # what belongs to this project; defaults of Lightning change with its version
-    own = Namespace(model=settings.model, data=settings.data, callbacks=callbacks)
+    own_settings = Namespace(model=settings.model, data=settings.data, callbacks=callbacks)
     for name in ("name", "suffix", "finished", "seed"):
-        own[name] = settings[name]
-    assert hash_command(own) == OWN_HASH
-    own.finished = "best"
-    assert hash_command(own) != OWN_HASH
+        own_settings[name] = settings[name]
+    assert hash_command(own_settings) == OWN_HASH
+    own_settings.finished = "best"
+    assert hash_command(own_settings) != OWN_HASH

@@ -240,7 +240,9 @@ def test_7b_configurations_have_the_papers_values(stage: str, language: str) -> 
     else:
         assert settings["trainer.enable_checkpointing"] is not False
         checkpoints = [
-            c for c in settings["trainer.callbacks"] if "ResumeCheckpoint" in c["class_path"]
+            callback
+            for callback in settings["trainer.callbacks"]
+            if "ResumeCheckpoint" in callback["class_path"]
         ]
         assert [callback["init_args"]["every_n_batches"] for callback in checkpoints] == [100]
         assert isinstance(settings["trainer.logger.init_args.version"], str)  # one folder

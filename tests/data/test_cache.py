@@ -25,14 +25,14 @@ Writer = Callable[..., str]
 WORDS = ["iron", "zinc", "oak", "elm"]
 
 
-def pairs(n: int = 12) -> list[dict[str, Any]]:
+def pairs(n_rows: int = 12) -> list[dict[str, Any]]:
     """Pairs of which one is equal, one has EOS in a turn, and one has a response that is too long.
 
     Two more lose turns and tokens.
     """
     rows: list[dict[str, Any]] = [
         {"prompt": f"{WORDS[i % 4]} {i}?", "chosen": f"yes {i}", "rejected": "no", "margin": i / 4}
-        for i in range(n)
+        for i in range(n_rows)
     ]
     roles = ["user", "assistant", "user"]
     chat = [{"role": role, "content": f"{role} says " + "word " * 8} for role in roles]
@@ -411,11 +411,11 @@ def test_kill_while_encoding_leaves_partial_entries_only(
             assert time.monotonic() < deadline
             time.sleep(0.1)
     assert all(name.endswith(".partial") for name in entries(folder))
-    said = []
+    outputs = []
     for _ in range(2):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        made = {name for name in entries(folder) if not name.startswith(".")}
-        assert sorted(name.split("-")[0] for name in made) == ["train", "val"]
-        said.append(done.stdout)
-    assert said[0] == said[1]
-    assert said[0].startswith("StoredExamples 2")
+        written = {name for name in entries(folder) if not name.startswith(".")}
+        assert sorted(name.split("-")[0] for name in written) == ["train", "val"]
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1]
+    assert outputs[0].startswith("StoredExamples 2")

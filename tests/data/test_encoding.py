@@ -64,10 +64,10 @@ def test_dialogue_is_its_prompt_and_a_response_that_ends_with_eos(
 ) -> None:
     coder = encoder(any_tokenizer, template)
     prompt, dialogue = coder.encode_prompt(messages[:-1]), coder.encode_dialogue(messages)
-    n = len(prompt.input_ids)
-    response = ids(dialogue)[n:]
-    assert ids(dialogue)[:n] == ids(prompt)
-    assert mask(dialogue) == [False] * n + [True] * len(response)
+    n_prompt = len(prompt.input_ids)
+    response = ids(dialogue)[n_prompt:]
+    assert ids(dialogue)[:n_prompt] == ids(prompt)
+    assert mask(dialogue) == [False] * n_prompt + [True] * len(response)
     assert response.count(coder.eos_token_id) == 1
     assert response[-1] == coder.eos_token_id
     assert coder.decode_response(response) == messages[-1].content.strip()
@@ -93,8 +93,8 @@ def test_hh_response_starts_with_space_and_ends_at_eos(tokenizer: Tokenizer) -> 
     prompt, dialogue = coder.encode_prompt(SINGLE[:1]), coder.encode_dialogue(SINGLE)
     assert prompt.text == "\n\nHuman: name two metals\n\nAssistant:"
     assert tokenizer.decode(dialogue.input_ids[len(prompt.input_ids) :]) == " iron and copper</s>"
-    said = tokenizer(" yes</s> no</s>", add_special_tokens=False)["input_ids"]
-    assert coder.decode_response(said) == "yes"
+    token_ids = tokenizer(" yes</s> no</s>", add_special_tokens=False)["input_ids"]
+    assert coder.decode_response(token_ids) == "yes"
 
 
 def trained_text(coder: DialogueEncoder, messages: list[Message], train_on: str) -> str:
@@ -126,8 +126,8 @@ def test_trained_tokens_are_the_last_turns_or_all_turns(
 def test_pair_shares_its_prompt_ids(any_tokenizer: Tokenizer) -> None:
     coder = encoder(any_tokenizer, "own")
     pair = coder.encode_pair(MULTI[:-1], chosen="zinc", rejected="there are no more metals")
-    n = len(coder.encode_prompt(MULTI[:-1]).input_ids)
-    assert ids(pair.chosen)[:n] == ids(pair.rejected)[:n]
+    n_prompt = len(coder.encode_prompt(MULTI[:-1]).input_ids)
+    assert ids(pair.chosen)[:n_prompt] == ids(pair.rejected)[:n_prompt]
     zinc = coder.encode_dialogue([*MULTI[:-1], Message("assistant", "zinc")])
     assert plain(pair.chosen) == plain(zinc)
 
@@ -141,8 +141,8 @@ def test_plain_text_becomes_blocks(tokenizer: Tokenizer) -> None:
         assert block.input_ids.dtype == torch.int32
         assert mask(block) == [False] + [True] * (len(block.input_ids) - 1)
     # a block without a target is left out
-    n = len(tokenizer("Paris", add_special_tokens=False)["input_ids"])
-    assert len(encoder(tokenizer, "hh", n).encode_text("Paris")) == 1
+    n_tokens = len(tokenizer("Paris", add_special_tokens=False)["input_ids"])
+    assert len(encoder(tokenizer, "hh", n_tokens).encode_text("Paris")) == 1
 
 
 @pytest.mark.parametrize(
@@ -444,8 +444,8 @@ def test_pair_is_shortened_alike_for_both_responses(tokenizer: Tokenizer) -> Non
     limit = length(tokenizer, [*TURNS[4:], Message("assistant", long)])
     pair = DialogueEncoder(tokenizer, "hh", limit).encode_pair(TURNS, chosen="short", rejected=long)
     assert pair.chosen.dropped_turns == pair.rejected.dropped_turns == 4
-    n = mask(pair.chosen).index(True)
-    assert ids(pair.chosen)[:n] == ids(pair.rejected)[:n]
+    n_prompt = mask(pair.chosen).index(True)
+    assert ids(pair.chosen)[:n_prompt] == ids(pair.rejected)[:n_prompt]
     assert len(pair.chosen.input_ids) < len(pair.rejected.input_ids) == limit
 
 

@@ -28,8 +28,8 @@ def test_weight_is_a_multiple_of_the_size_drawn_by_the_seed(
     mixed = repeat_by_weight(prompts(10), [DataSource("x", weight, name="s")], seed=0)
     assert Counter(Counter(mixed).values()) == counts
     half = [DataSource("x", 0.5, name="s")]
-    first, again, other = (repeat_by_weight(prompts(40), half, seed) for seed in (1, 1, 2))
-    assert first == again
+    first, repeated, other = (repeat_by_weight(prompts(40), half, seed) for seed in (1, 1, 2))
+    assert first == repeated
     assert first != other
 
 
@@ -119,12 +119,12 @@ def test_map_may_be_a_callable(write_lines: Writer) -> None:
 
 def test_splits_are_disjoint_complete_and_depend_on_the_seed_alone() -> None:
     records = prompts(100)
-    parts, again, other = (
+    parts, repeated, other = (
         split_records(records, val_fraction=0.2, test_fraction=0.1, seed=seed) for seed in (0, 0, 1)
     )
     assert [len(part) for part in parts] == [70, 20, 10]
     assert sorted(map(str, [r for part in parts for r in part])) == sorted(map(str, records))
-    assert parts == again
+    assert parts == repeated
     assert parts.val != other.val
     few = split_records(prompts(5), val_fraction=0.01, test_fraction=0, seed=0)
     assert len(few.val) == 1
@@ -145,10 +145,10 @@ def test_other_records_hardly_move_the_split() -> None:
     assert set(small.val) <= set(large.val)
 
 
-@pytest.mark.parametrize(("val", "test"), [(-0.1, 0), (0, 1), (0.5, 0.5)])
-def test_fractions_out_of_range_are_refused(val: float, test: float) -> None:
+@pytest.mark.parametrize(("val_fraction", "test_fraction"), [(-0.1, 0), (0, 1), (0.5, 0.5)])
+def test_fractions_out_of_range_are_refused(val_fraction: float, test_fraction: float) -> None:
     with pytest.raises(ValueError, match="fraction"):
-        split_records(prompts(10), val_fraction=val, test_fraction=test, seed=0)
+        split_records(prompts(10), val_fraction=val_fraction, test_fraction=test_fraction, seed=0)
 
 
 ROWS = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}, {"prompt": ""}]

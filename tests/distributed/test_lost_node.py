@@ -65,9 +65,9 @@ def launch(config: Path, homes: Path, **more: str) -> tuple[list[int], list[str]
     return run_nodes(words, launches)
 
 
-def encodings(said: str) -> int:
+def encodings(output: str) -> int:
     """How often a node encoded the prompts."""
-    return len(re.findall(r"Encoding train[^:]*:   0%", said))
+    return len(re.findall(r"Encoding train[^:]*:   0%", output))
 
 
 @pytest.mark.timeout(900)
@@ -77,18 +77,18 @@ def test_run_that_lost_a_node_ends_with_the_bytes_of_a_whole_one(tmp_path: Path)
     (root / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
     whole, lost = write_run(root, tmp_path / "whole"), write_run(root, tmp_path / "lost")
 
-    statuses, said = launch(whole, tmp_path / "homes_of_whole")
-    assert statuses == [0, 0], said
-    assert [encodings(words) for words in said] == [1, 1]  # once on each node
+    statuses, outputs = launch(whole, tmp_path / "homes_of_whole")
+    assert statuses == [0, 0], outputs
+    assert [encodings(words) for words in outputs] == [1, 1]  # once on each node
 
-    statuses, said = launch(lost, tmp_path / "homes", LOST_NODE="1")
-    assert statuses == [1, -signal.SIGKILL], said
+    statuses, outputs = launch(lost, tmp_path / "homes", LOST_NODE="1")
+    assert statuses == [1, -signal.SIGKILL], outputs
     assert not (tmp_path / "lost" / "model").exists()
 
-    statuses, again = launch(lost, tmp_path / "homes")
-    assert statuses == [0, 0], again
-    assert [encodings(words) for words in again] == [0, 0]
-    assert sum(words.count("saved the model") for words in again) == 1
+    statuses, outputs = launch(lost, tmp_path / "homes")
+    assert statuses == [0, 0], outputs
+    assert [encodings(words) for words in outputs] == [0, 0]
+    assert sum(words.count("saved the model") for words in outputs) == 1
     files = [tmp_path / run / "model" / "model.safetensors" for run in ("whole", "lost")]
     assert files[0].read_bytes() == files[1].read_bytes()
     logged = [read_logged_steps(tmp_path / run / "logs") for run in ("whole", "lost")]

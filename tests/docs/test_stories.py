@@ -124,8 +124,9 @@ def test_judge_compares_two_policies(fresh_workspace: Path, number: int) -> None
     for name, text in {"sft": "four", "chatgpt": "longer"}.items():
         Path(f"{name}.jsonl").write_text(json.dumps({"prompt": "hi", "response": text}) + "\n")
     with judge_server(longer_wins) as server:
-        own = ["--judge.base_url", server.base_url, "--max_prompts", "1", "--output", "report.json"]
-        run(*read_page_commands("judging.md")[number], *own)
+        flags = ["--judge.base_url", server.base_url, "--max_prompts", "1"]
+        flags += ["--output", "report.json"]
+        run(*read_page_commands("judging.md")[number], *flags)
     comparison = report("report.json")
     if "--best_of" in read_page_commands("judging.md")[number]:
         assert [row["n"] for row in comparison["best_of"]] == [1, 4, 16]
@@ -135,11 +136,11 @@ def test_judge_compares_two_policies(fresh_workspace: Path, number: int) -> None
 
 def test_judge_in_python_judges(tmp_path: Path) -> None:
     (block,) = (b for b in blocks(ROOT / "docs/judging.md") if b.language == "python")
-    made: dict[str, Any] = {}
-    exec(block.text, made)
+    namespace: dict[str, Any] = {}
+    exec(block.text, namespace)
     with judge_server(longer_wins) as server:
-        own = JudgeOptions(made["options"].model, server.base_url, folder=str(tmp_path))
-        judged = judge_policies(made["responses"], own)
+        settings = JudgeOptions(namespace["options"].model, server.base_url, folder=str(tmp_path))
+        judged = judge_policies(namespace["responses"], settings)
     assert [by for by, _ in judged.head_to_heads] == ["helpful", "harmless"]
 
 
@@ -211,11 +212,14 @@ KEEP = {"trainer": {"enable_checkpointing": True, "callbacks+": [SAVE]}}
 def exported(quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """`runs` after a quickstart that kept its checkpoints and all commands of export.md."""
     folder = make_workspace(tmp_path_factory.mktemp("export") / "workspace", quickstart)
-    own = folder / "own"
+    configs = folder / "own"
     config = write_moved_config(
-        ROOT / "configs/quickstart/ppo_max.yaml", own, {RUNS: folder / RUNS}
+        ROOT / "configs/quickstart/ppo_max.yaml", configs, {RUNS: folder / RUNS}
     )
-    fit([config, overlay(own, "small", SMALL["ppo"]), overlay(own, "keep", KEEP)], "--overwrite")
+    fit(
+        [config, overlay(configs, "small", SMALL["ppo"]), overlay(configs, "keep", KEEP)],
+        "--overwrite",
+    )
     checkpoints = folder / LOGS / "ppo_max/checkpoints"
     (checkpoints / "batch=2.ckpt").rename(checkpoints / "batch=10.ckpt")
     with standing_in(folder):

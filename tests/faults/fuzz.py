@@ -113,12 +113,12 @@ def change_json(content: bytes, generator: random.Random) -> bytes:
     index = generator.randrange(max(1, len(lines) - 1)) if len(lines) > 2 else 0
     whole = content
     try:
-        value = json.loads(content)
+        document = json.loads(content)
     except ValueError:
-        value, whole = json.loads(lines[index]), b""
+        document, whole = json.loads(lines[index]), b""
     for _ in range(generator.randrange(1, 4)):
-        value = change_value(value, generator)
-    changed = json.dumps(value).encode()
+        document = change_value(document, generator)
+    changed = json.dumps(document).encode()
     return changed if whole else b"\n".join([*lines[:index], changed, *lines[index + 1 :]])
 
 

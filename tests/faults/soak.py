@@ -135,14 +135,14 @@ def interrupt_later(seconds: float, name: str) -> None:
 def measure(iteration: int) -> Usage:
     """What this process holds now, at the end of an iteration."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    resources = resource.getrusage(resource.RUSAGE_SELF)
     return Usage(
         iteration=iteration,
         memory=pages * os.sysconf("SC_PAGE_SIZE") // 2**20,
         descriptors=len(os.listdir("/proc/self/fd")),
         threads=len(os.listdir("/proc/self/task")),
         python_threads=threading.active_count(),
-        seconds=used.ru_utime + used.ru_stime,
+        seconds=resources.ru_utime + resources.ru_stime,
     )
 
 
@@ -223,8 +223,8 @@ class Soak:
         status = wait(fork(folder, "log", work))
         lines = usage_file.read_text().splitlines()
         files = [path for path in folder.rglob("*") if path.is_file()]
-        kept = ("checkpoints", "model")
-        log = [path for path in files if path.relative_to(folder).parts[0] not in kept]
+        saved = ("checkpoints", "model")
+        log = [path for path in files if path.relative_to(folder).parts[0] not in saved]
         return Start(
             interruption=interruption,
             status=status,
@@ -246,11 +246,13 @@ class Soak:
 
 def find_differences(soak: Soak) -> list[str]:
     """What is wrong with the interrupted run's results, in words."""
-    expected, made = (
+    expected, interrupted = (
         results_of_fit(soak.folder / name, soak.iterations) for name in ("undisturbed", "run")
     )
-    scalars, points = expected.pop("scalars"), made.pop("scalars")
-    wrong = [name for name in {**expected, **made} if expected.get(name) != made.get(name)]
+    scalars, points = expected.pop("scalars"), interrupted.pop("scalars")
+    wrong = [
+        name for name in {**expected, **interrupted} if expected.get(name) != interrupted.get(name)
+    ]
     others = [key for key in {**scalars, **points} if points.get(key) != scalars.get(key)]
     wrong += [f"other values of {key}" for key in others]
     wrong += [f"left behind: {path.name}" for path in soak.folder.rglob("*.partial")]
@@ -265,8 +267,12 @@ def format_starts(starts: Iterable[tuple[str, Start]]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, start in starts:
-        used = start.usage
-        held = [used.iteration, used.memory, used.descriptors, used.threads] if used else ["-"] * 4
+        usage = start.usage
+        held = (
+            [usage.iteration, usage.memory, usage.descriptors, usage.threads]
+            if usage
+            else ["-"] * 4
+        )
         cells = [name, start.interruption.signal or "its end", *held]
         cells += [start.files, start.log, start.temporary]
         lines.append(f"| {' | '.join(map(str, cells))} |")

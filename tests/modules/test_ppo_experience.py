@@ -40,15 +40,15 @@ def batch(root: Path) -> PromptBatch:
 
 def rollouts_of(batch: PromptBatch, terminated: list[bool], lengths: list[int]) -> RolloutBatch:
     """Responses of given lengths to the first prompts; those that terminated end with EOS."""
-    n, width = len(lengths), max(lengths)
-    ids = torch.randint(5, 280, (n, width), generator=torch.Generator().manual_seed(3))
+    n_rows, width = len(lengths), max(lengths)
+    ids = torch.randint(5, 280, (n_rows, width), generator=torch.Generator().manual_seed(3))
     mask = torch.arange(width) < torch.tensor(lengths)[:, None]
     for row, (ended, length) in enumerate(zip(terminated, lengths, strict=True)):
         if ended:
             ids[row, length - 1] = 2
     return RolloutBatch(
-        prompt_ids=batch.input_ids[:n],
-        prompt_mask=batch.attention_mask[:n],
+        prompt_ids=batch.input_ids[:n_rows],
+        prompt_mask=batch.attention_mask[:n_rows],
         response_ids=ids.masked_fill(~mask, 0),
         response_mask=mask,
         terminated=torch.tensor(terminated),
@@ -191,9 +191,9 @@ def test_scores_are_reparameterized_by_the_moments_of_the_whole_stream(
 
 def test_responses_that_end_at_once_are_legal(root: Path, batch: PromptBatch) -> None:
     rollouts, module = rollouts_of(batch, [True] * 4, [1] * 4), PPOModule(**ppo_options(root))
-    estimates, four = module.ppo.estimate(rollouts), batch.select(range(4))
-    scores = module.ppo.score(rollouts, four)
-    metrics = module.ppo.measure(Collected(four, rollouts, scores, estimates)).compute()
+    estimates, four_prompts = module.ppo.estimate(rollouts), batch.select(range(4))
+    scores = module.ppo.score(rollouts, four_prompts)
+    metrics = module.ppo.measure(Collected(four_prompts, rollouts, scores, estimates)).compute()
     rewards = module.ppo.shape_rewards(rollouts, scores, estimates)
     experience = module.ppo.experience(rollouts, rewards, estimates)
     policy, _ = module.ppo.policy_loss(experience, torch.tensor(4.0))
@@ -293,9 +293,9 @@ def test_each_objective_is_its_sum_over_tokens_by_the_denominator(
     experience = module.ppo.experience(rollouts, rewards, estimates)
     logprobs = estimates.logprobs + torch.linspace(-0.9, 0.9, 8).view(2, 4)
     total = 0.0
-    for row, t in rollouts.response_mask.nonzero().tolist():
-        new, old = float(logprobs[row, t]), float(experience.old_logprobs[row, t])
-        advantage, ratio = float(experience.advantages[row, t]), math.exp(new - old)
+    for row, step in rollouts.response_mask.nonzero().tolist():
+        new, old = float(logprobs[row, step]), float(experience.old_logprobs[row, step])
+        advantage, ratio = float(experience.advantages[row, step]), math.exp(new - old)
         loss = -advantage * (new if objective == "policy_gradient" else ratio)
         if objective == "clip":
             loss = max(loss, -advantage * min(max(ratio, 0.8), 1.3))

@@ -67,11 +67,11 @@ def test_losses_accuracy_and_margin_of_a_ragged_batch(
     metrics, scores = shares(model, batch), read_scores(model, batch)
     difference = scores[:, 0] - scores[:, 1]
     pairwise = -logsigmoid(difference).mean()
-    lm = lm_losses(model, batch, load_causal_lm(root / "policy")).mean()
+    lm_loss = lm_losses(model, batch, load_causal_lm(root / "policy")).mean()
     for key, expected in (
         ("reward/pairwise_loss", pairwise),
-        ("reward/lm_loss", lm),
-        ("reward/loss", pairwise + 0.3 * lm),
+        ("reward/lm_loss", lm_loss),
+        ("reward/loss", pairwise + 0.3 * lm_loss),
         ("reward/accuracy", (difference > 0).double().mean()),
         ("reward/margin", difference.mean()),
     ):
@@ -115,7 +115,7 @@ def test_validation_weighs_pairs_and_tokens_anew(root: Path, tmp_path: Path) -> 
     model = module(root, lm_coef=0.3)
     batch = stages.first_batch(stages.preferences(root, batch_size=8), root)
     run = stages.trainer(tmp_path, limit_val_batches=None)
-    lm = float(lm_losses(model, batch, load_causal_lm(root / "policy")).mean())
+    lm_loss = float(lm_losses(model, batch, load_causal_lm(root / "policy")).mean())
     pairwise = []
     for factor in (1.0, -2.0, 0.0):
         with torch.no_grad():
@@ -126,9 +126,9 @@ def test_validation_weighs_pairs_and_tokens_anew(root: Path, tmp_path: Path) -> 
         scores = read_scores(model, batch)
         difference = scores[:, 0] - scores[:, 1]
         pairwise.append(float(-logsigmoid(difference).mean()))
-        assert logged["val/reward/lm_loss"] == pytest.approx(lm, rel=1e-5)
+        assert logged["val/reward/lm_loss"] == pytest.approx(lm_loss, rel=1e-5)
         assert logged["val/reward/pairwise_loss"] == pytest.approx(pairwise[-1], rel=1e-5)
-        assert logged["val/reward/loss"] == pytest.approx(pairwise[-1] + 0.3 * lm, rel=1e-5)
+        assert logged["val/reward/loss"] == pytest.approx(pairwise[-1] + 0.3 * lm_loss, rel=1e-5)
         assert logged["val/reward/margin"] == pytest.approx(float(difference.mean()), abs=1e-6)
         hits = (difference > 0).double()  # a tie is a miss
         for key in ("val/reward/accuracy", "val/reward/accuracy/preferences"):
@@ -141,9 +141,9 @@ def test_validation_weighs_pairs_and_tokens_anew(root: Path, tmp_path: Path) -> 
         confidence = difference.abs().sigmoid()
         bins = (confidence * 15).long()
         error = sum(
-            float((confidence[bins == b].mean() - hits[bins == b].mean()).abs())
-            * float((bins == b).double().mean())
-            for b in bins.unique()
+            float((confidence[bins == bin_index].mean() - hits[bins == bin_index].mean()).abs())
+            * float((bins == bin_index).double().mean())
+            for bin_index in bins.unique()
         )
         assert logged["val/reward/calibration_error"] == pytest.approx(error, rel=1e-4)
     assert abs(pairwise[0] - pairwise[1]) > 1e-3
@@ -156,9 +156,11 @@ def test_the_ids_of_a_rollout_are_those_that_the_reward_model_was_trained_on(roo
     reward = ModelReward(str(root / "reward"), module(root).network)
     trained = RewardModule(str(root / "reward"), lm_coef=0.0)
     for row, (question, answer) in enumerate(zip(stages.QUESTIONS, stages.ANSWERS, strict=True)):
-        said = encoder.encode_dialogue([Message("user", question), Message("assistant", answer)])
+        dialogue = encoder.encode_dialogue(
+            [Message("user", question), Message("assistant", answer)]
+        )
         prompt = prompted.input_ids[row][prompted.attention_mask[row]]
-        response = said.input_ids.long()[len(prompt) :]
+        response = dialogue.input_ids.long()[len(prompt) :]
         rollouts = RolloutBatch(
             prompt_ids=prompted.input_ids[row : row + 1],
             prompt_mask=prompted.attention_mask[row : row + 1],

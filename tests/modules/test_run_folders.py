@@ -45,33 +45,40 @@ def sft(root: Path, output: Path | None, **options: Any) -> None:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
+def own_root(tmp_path: Path) -> Path:
     """Models and data that a test may change."""
     return stages.write_models(stages.write_data(tmp_path))
 
 
-def test_the_output_may_not_be_an_input(own: Path) -> None:
-    (own / "link").symlink_to(own / "policy", target_is_directory=True)
-    for output in (own / "policy", own / "link", own / "policy" / ".." / "policy", own):
+def test_the_output_may_not_be_an_input(own_root: Path) -> None:
+    (own_root / "link").symlink_to(own_root / "policy", target_is_directory=True)
+    for output in (
+        own_root / "policy",
+        own_root / "link",
+        own_root / "policy" / ".." / "policy",
+        own_root,
+    ):
         message = rf"output_dir: .*{output.name}, which is or contains model_path \(.*policy\)"
         with pytest.raises(ValueError, match=message):
-            sft(own, output)
-    module = PPOModule(**ppo_options(own, output_dir=str(own / "reward")))
+            sft(own_root, output)
+    module = PPOModule(**ppo_options(own_root, output_dir=str(own_root / "reward")))
     message = r"output_dir: .*reward, which is or contains rewards \(.*reward\)"
     with pytest.raises(ValueError, match=message):
-        fit_module(module, prompts(own), own / "logs", callbacks=[Refused()])
-    inside = ppo_options(own, output_dir=str(own / "ppo"), model_path=str(own / "ppo" / "sft"))
-    (own / "ppo").mkdir()
-    (own / "policy").rename(own / "ppo" / "sft")
+        fit_module(module, prompts(own_root), own_root / "logs", callbacks=[Refused()])
+    inside = ppo_options(
+        own_root, output_dir=str(own_root / "ppo"), model_path=str(own_root / "ppo" / "sft")
+    )
+    (own_root / "ppo").mkdir()
+    (own_root / "policy").rename(own_root / "ppo" / "sft")
     with pytest.raises(ValueError, match=r"ppo, which is or contains model_path"):
-        fit_module(PPOModule(**inside), prompts(own), own / "logs", callbacks=[Refused()])
+        fit_module(PPOModule(**inside), prompts(own_root), own_root / "logs", callbacks=[Refused()])
 
 
-def test_a_link_to_itself_is_refused_at_the_start(own: Path) -> None:
-    (own / "loop").symlink_to("loop")
+def test_a_link_to_itself_is_refused_at_the_start(own_root: Path) -> None:
+    (own_root / "loop").symlink_to("loop")
     for output, reason in (("loop", "symbolic links"), ("policy/config.json/out", "a directory")):
         with pytest.raises(OSError, match=reason):
-            sft(own, own / output)
+            sft(own_root, own_root / output)
 
 
 def test_the_output_may_not_hold_the_folders_of_the_run(root: Path, tmp_path: Path) -> None:
@@ -86,16 +93,16 @@ def test_the_output_may_not_hold_the_folders_of_the_run(root: Path, tmp_path: Pa
     assert not output.exists()
 
 
-def test_a_model_of_another_program_is_not_replaced(own: Path) -> None:
-    (own / "reward" / "lit_rlhf.json").unlink()
-    before = content(own / "reward")
+def test_a_model_of_another_program_is_not_replaced(own_root: Path) -> None:
+    (own_root / "reward" / "lit_rlhf.json").unlink()
+    before = content(own_root / "reward")
     with pytest.raises(ValueError, match=r"expected a model folder.*config\.json"):
-        sft(own, own / "reward")
-    (own / "reward" / "lit_rlhf.json").write_text("[]")
+        sft(own_root, own_root / "reward")
+    (own_root / "reward" / "lit_rlhf.json").write_text("[]")
     with pytest.raises(ValueError, match="expected a model folder"):
-        sft(own, own / "reward", fast_dev_run=1)
-    (own / "reward" / "lit_rlhf.json").unlink()
-    assert content(own / "reward") == before
+        sft(own_root, own_root / "reward", fast_dev_run=1)
+    (own_root / "reward" / "lit_rlhf.json").unlink()
+    assert content(own_root / "reward") == before
 
 
 def test_output_that_cannot_be_replaced_at_the_end_is_refused_at_the_start(
@@ -182,23 +189,23 @@ def test_run_that_ends_leaves_no_lock_and_interrupted_one_mark(root: Path, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_run_does_not_start_from_the_folder_of_an_interrupted_one(own: Path) -> None:
+def test_a_run_does_not_start_from_the_folder_of_an_interrupted_one(own_root: Path) -> None:
     """The model there may come from a run before."""
-    (own / "policy").rename(own / "sft")
-    module = SFTModule(str(own / "sft"), output_dir=str(own / "policy"))
+    (own_root / "policy").rename(own_root / "sft")
+    module = SFTModule(str(own_root / "sft"), output_dir=str(own_root / "policy"))
     with pytest.raises(KeyError):
-        fit_module(module, demonstrations(own), own, callbacks=[Interrupted()])
-    (own / "sft").rename(own / "policy")  # stands for the model of an earlier run
+        fit_module(module, demonstrations(own_root), own_root, callbacks=[Interrupted()])
+    (own_root / "sft").rename(own_root / "policy")  # stands for the model of an earlier run
     message = (
-        rf"model_path: expected a finished model, got {own}/policy, .*process {os.getpid()} on"
+        rf"model_path: expected a finished model, got {own_root}/policy, .*process {os.getpid()} on"
     )
-    first, ppo = SFTModule(str(own / "policy")), PPOModule(**ppo_options(own))
-    for stage, data in ((first, demonstrations(own)), (ppo, prompts(own))):
+    first, ppo = SFTModule(str(own_root / "policy")), PPOModule(**ppo_options(own_root))
+    for stage, data in ((first, demonstrations(own_root)), (ppo, prompts(own_root))):
         with pytest.raises(ValueError, match=message):
-            fit_module(stage, data, own / "logs", callbacks=[Refused()])
-    lock_path(own / "policy").unlink()
+            fit_module(stage, data, own_root / "logs", callbacks=[Refused()])
+    lock_path(own_root / "policy").unlink()
     with pytest.raises(Started):
-        sft(own, own / "out")
+        sft(own_root, own_root / "out")
 
 
 def test_only_rank_0_checks_and_locks(root: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def outputs(notebook: Any) -> list[Any]:
 
 
 def images(notebook: Any) -> list[Any]:
-    return [out for out in outputs(notebook) if "image/png" in out.get("data", {})]
+    return [output for output in outputs(notebook) if "image/png" in output.get("data", {})]
 
 
 def parse(cell: Any) -> ast.Module:
@@ -65,11 +65,15 @@ def test_notebook_begins_with_its_title_and_a_cell_of_parameters(path: Path) -> 
 @each_notebook
 def test_code_compiles_and_imports_names_that_there_are(path: Path) -> None:
     nodes = [node for cell in code_cells(read(path)) for node in ast.walk(parse(cell))]
-    own = [n for n in nodes if isinstance(n, ast.ImportFrom) and str(n.module).startswith("lit_")]
-    others = {str(n.module) for n in nodes if isinstance(n, ast.ImportFrom) and n not in own}
+    own_imports = [
+        n for n in nodes if isinstance(n, ast.ImportFrom) and str(n.module).startswith("lit_")
+    ]
+    others = {
+        str(n.module) for n in nodes if isinstance(n, ast.ImportFrom) and n not in own_imports
+    }
     others |= {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
-    assert own
-    for node in own:
+    assert own_imports
+    for node in own_imports:
         module = importlib.import_module(str(node.module))
         assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
     assert [name for name in others if not importlib.util.find_spec(name.split(".")[0])] == []
@@ -87,7 +91,7 @@ def test_outputs_are_there_small_and_without_an_error(path: Path) -> None:
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
     kinds = {output.output_type for output in outputs(notebook)}
     assert kinds <= {"stream", "display_data", "execute_result"}
-    figures = [out.data["image/png"] for out in images(notebook)]
+    figures = [output.data["image/png"] for output in images(notebook)]
     assert figures
     assert max(len(figure) * 3 // 4 for figure in figures) < MAX_FIGURE
     assert path.stat().st_size < MAX_NOTEBOOK
@@ -96,8 +100,8 @@ def test_outputs_are_there_small_and_without_an_error(path: Path) -> None:
 @each_notebook
 def test_outputs_show_no_path_of_a_machine_and_no_warning(path: Path) -> None:
     shown = [
-        *(out.get("text", "") for out in outputs(read(path))),
-        *(str(out.get("data", {}).get("text/plain", "")) for out in outputs(read(path))),
+        *(output.get("text", "") for output in outputs(read(path))),
+        *(str(output.get("data", {}).get("text/plain", "")) for output in outputs(read(path))),
     ]
     assert [text for text in shown if MACHINE_PATH.search(text) or "Warning" in text] == []
 

@@ -117,8 +117,8 @@ def test_nothing_is_learned_in_evaluation_mode() -> None:
     assert float(moments.count) == 0
     reward.commit_moments(score(reward.train(), BATCHES[0]))
     learned_scores = [-1.0, -4.0, -2.0]
-    result = totals(reward.eval(), BATCHES[1]).tolist()
-    assert result == pytest.approx(expected_totals(learned_scores, BATCHES[1]), rel=1e-5)
+    scores = totals(reward.eval(), BATCHES[1]).tolist()
+    assert scores == pytest.approx(expected_totals(learned_scores, BATCHES[1]), rel=1e-5)
 
 
 def test_a_reward_whose_scores_are_all_equal_is_normalized_to_0() -> None:
@@ -195,7 +195,7 @@ def test_names_are_short_where_that_tells_them_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("entry", "message"),
     [
         ({"rule": "lenght"}, r"\.rule: expected one of length, format, regex, equals"),
         (
@@ -214,9 +214,9 @@ def test_names_are_short_where_that_tells_them_apart() -> None:
         ("1", ": expected a finite number as weight, got '1'"),
     ],
 )
-def test_an_invalid_entry_is_named_with_its_option(value: Any, message: str) -> None:
+def test_an_invalid_entry_is_named_with_its_option(entry: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"(?s)rewards.runs/a{message}"):
-        parse_rewards({"runs/a": value})
+        parse_rewards({"runs/a": entry})
 
 
 def test_non_finite_scores_of_a_model_are_shown(folder: Path, rollouts: RolloutBatch) -> None:
@@ -260,8 +260,14 @@ def test_models_and_heads_count_as_one(
     models = [ModelReward(path, ModelOptions()) for path in (single, several)]
     first, (second, third) = models[0](rollouts, PROMPTS), models[1](rollouts, PROMPTS).unbind(1)
     expected = []
-    for row, (a, b, c) in enumerate(zip(2.0 * first, second, third, strict=True)):
-        score = {"mean": (a + b + c) / 3, "min": min(a, b, c), "sum": a + (b + c) / 2}[ensemble]
+    for row, (single_score, second_score, third_score) in enumerate(
+        zip(2.0 * first, second, third, strict=True)
+    ):
+        score = {
+            "mean": (single_score + second_score + third_score) / 3,
+            "min": min(single_score, second_score, third_score),
+            "sum": single_score + (second_score + third_score) / 2,
+        }[ensemble]
         expected.append(float(score) - 0.1 * (3.0, 6.0, 0.0)[row])
     rewards = {single: 2.0, f"{FUNCTIONS}:length": -0.1, several: 1.0}
     options: dict[str, Any] = {

@@ -119,8 +119,8 @@ def test_each_network_gives_its_part(folder: Path, rollouts: RolloutBatch) -> No
     assert torch.equal(estimates.ref_logprobs, of_reference.logprobs)
     assert torch.equal(estimates.ref_prompt_entropy, of_reference.entropy[:, 0])
     # the first response token is predicted from the prompt: no other policy's response changes it
-    again = rollouts._replace(response_ids=rollouts.response_ids.roll(1, dims=0), statistics=None)
-    other = score_rollouts(policy, reference, critic, again, temperature=0.7)
+    rolled = rollouts._replace(response_ids=rollouts.response_ids.roll(1, dims=0), statistics=None)
+    other = score_rollouts(policy, reference, critic, rolled, temperature=0.7)
     torch.testing.assert_close(other.ref_prompt_entropy, estimates.ref_prompt_entropy)
     assert estimates.ref_prompt_entropy.shape == (len(rollouts.lengths),)
     values, next_values = compute_values(critic, rollouts)

@@ -67,13 +67,13 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_rows_of_ranks_are_joined_in_their_order(ranks: list[dict[str, Any]]) -> None:
-    for result in ranks:
-        assert torch.equal(result["rows"], batch())
-        assert torch.equal(result["rows of one"], batch()[:2])
+    for rank_outputs in ranks:
+        assert torch.equal(rank_outputs["rows"], batch())
+        assert torch.equal(rank_outputs["rows of one"], batch()[:2])
 
 
 def test_whitening_on_two_ranks_is_whitening_on_one(ranks: list[dict[str, Any]]) -> None:
-    together = torch.cat([result["whitened"] for result in ranks])
+    together = torch.cat([rank_outputs["whitened"] for rank_outputs in ranks])
     torch.testing.assert_close(together, masked_whiten(batch(), MASK))
     alone = torch.cat([masked_whiten(batch()[rows], MASK[rows]) for rows in ROWS])
     assert (alone - together).abs().max() > 0.01
@@ -102,9 +102,9 @@ def test_ranks_agree_to_the_bit(ranks: list[dict[str, Any]], name: str) -> None:
 
 
 def test_a_bad_number_on_one_rank_is_refused_on_both(ranks: list[dict[str, Any]]) -> None:
-    for result in ranks:
-        assert "values: expected finite numbers" in str(result["error"])
-        assert result["running"] == result["before_bad"]
+    for rank_outputs in ranks:
+        assert "values: expected finite numbers" in str(rank_outputs["error"])
+        assert rank_outputs["running"] == rank_outputs["before_bad"]
 
 
 def test_sum_maximum_and_number_of_ranks(ranks: list[dict[str, Any]]) -> None:
@@ -115,10 +115,10 @@ def test_sum_maximum_and_number_of_ranks(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_denominators_are_per_rank_and_means_float64(ranks: list[dict[str, Any]]) -> None:
-    for result in ranks:
-        assert result["denominators"] == [1.5, 0.5]
-        assert {number.dtype for number in result["denominators"]} == {torch.float32}
-        assert result["means"]["a"].item() == 0.5 + 2**-25
+    for rank_outputs in ranks:
+        assert rank_outputs["denominators"] == [1.5, 0.5]
+        assert {number.dtype for number in rank_outputs["denominators"]} == {torch.float32}
+        assert rank_outputs["means"]["a"].item() == 0.5 + 2**-25
 
 
 def test_an_error_of_one_rank_is_raised_on_both(ranks: list[dict[str, Any]]) -> None:

@@ -53,12 +53,12 @@ def test_model_states_are_deepspeeds_without_a_bfloat16_copy_of_the_gradients() 
     )
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    theirs = ast.literal_eval(done.stdout.splitlines()[-1])
-    for (n, gpus, offload), (cpu, gpu) in zip(cases, theirs, strict=True):
-        ours = zero2_model_states(n, gpus=gpus, offload=offload)
-        assert ours.cpu == cpu
+    deepspeed_estimates = ast.literal_eval(done.stdout.splitlines()[-1])
+    for (n, gpus, offload), (cpu, gpu) in zip(cases, deepspeed_estimates, strict=True):
+        states = zero2_model_states(n, gpus=gpus, offload=offload)
+        assert states.cpu == cpu
         copy = 0 if offload else 2 * n // gpus
-        assert ours.states + ours.gradients + copy == pytest.approx(gpu, abs=3)  # rounding
+        assert states.states + states.gradients + copy == pytest.approx(gpu, abs=3)  # rounding
 
 
 def test_a_node_has_memory_for_its_own_ranks() -> None:
@@ -83,10 +83,10 @@ def test_seconds_of_the_phases_by_hand() -> None:
         "update": PhaseSeconds(products=2 * 2 * 3 * forward),
     }
     assert seconds["rollout"].total == forward + read / 100
-    again = ppo_seconds(SHAPE, PPOSizes(**SIZES, itemsize=4), rollouts=5, operations=10.0)
+    in_float32 = ppo_seconds(SHAPE, PPOSizes(**SIZES, itemsize=4), rollouts=5, operations=10.0)
     # in float32 the rollout has the policy's log-probs
-    assert again["estimate"].products == 2 * forward
-    assert again["update"].products == 2 * 4 * forward
+    assert in_float32["estimate"].products == 2 * forward
+    assert in_float32["update"].products == 2 * 4 * forward
 
 
 def test_phase_is_bound_by_what_takes_longer() -> None:
@@ -124,9 +124,9 @@ def test_the_terms_by_hand() -> None:
     sharded = ppo_memory(SHAPE, PPOSizes(**SIZES, shard_frozen=True))
     assert (sharded.frozen, sharded.scoring) == (2 * 500, 30 * 8 * 25 + 5 * 4 * 50 * 18 + 2000)
     assert sharded.cpu == 2 * 24_000
-    both = ppo_memory(SHAPE, PPOSizes(**SIZES, shard_frozen=True, offload_frozen=True))
-    assert (both.frozen, both.scoring) == (0, sharded.scoring + 500)
-    assert both.cpu == 2 * 24_000 + 2 * 512 * 4
+    offloaded = ppo_memory(SHAPE, PPOSizes(**SIZES, shard_frozen=True, offload_frozen=True))
+    assert (offloaded.frozen, offloaded.scoring) == (0, sharded.scoring + 500)
+    assert offloaded.cpu == 2 * 24_000 + 2 * 512 * 4
 
 
 def test_phases_in_float32_by_hand() -> None:
