@@ -88,8 +88,8 @@ def align_columns(rows: Sequence[Sequence[str]], width: int = 0) -> str:
     ]
     blocks = [[0]]
     for place in range(1, len(widths)):
-        used = sum(widths[column] + 2 for column in blocks[-1])
-        if width and len(blocks[-1]) > 1 and used + widths[place] > width:
+        filled_width = sum(widths[column] + 2 for column in blocks[-1])
+        if width and len(blocks[-1]) > 1 and filled_width + widths[place] > width:
             blocks.append([0])
         blocks[-1].append(place)
     return "\n\n".join("\n".join(_line(row, widths, block) for row in rows) for block in blocks)

@@ -81,8 +81,8 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as YAML has them."""
-    result: dict[str, Any] = json.loads(json.dumps(dict(values), default=str))
-    return result
+    plain_values: dict[str, Any] = json.loads(json.dumps(dict(values), default=str))
+    return plain_values
 
 
 COMMAND = Command(show, words=("paths",))

@@ -99,14 +99,14 @@ class TextContract:
 
         `max_length` may differ. Chat templates are described by an example rendered by both.
         """
-        theirs = asdict(other)
+        other_settings = asdict(other)
         ignored = {"chat_template", "max_length", "tokenizer_hash"}
         if None in (self.template_date, other.template_date):  # an older version's is not known
             ignored.add("template_date")
         differences = [
-            f"{name} is {value!r} here and {theirs[name]!r} there"
+            f"{name} is {value!r} here and {other_settings[name]!r} there"
             for name, value in asdict(self).items()
-            if value != theirs[name] and name not in ignored
+            if value != other_settings[name] and name not in ignored
         ]
         if self.tokenizer_hash != other.tokenizer_hash:
             differences.append("the tokenizers split text differently (tokenizer_hash)")

@@ -297,10 +297,10 @@ class DialogueEncoder:
 
     def _check_template(self) -> None:
         """Refuse a template that leaves out what is asked or answered, or a part of it."""
-        said = f"first {_LONG_TEXT} end"
-        question = Message("user", said)
+        first_text = f"first {_LONG_TEXT} end"
+        question = Message("user", first_text)
         prompt = self.render_prompt([question])
-        dialogue = self._render_answer(question, said)
+        dialogue = self._render_answer(question, first_text)
         for other in (f"second {_LONG_TEXT} end", f"first {_LONG_TEXT} close"):
             other_prompt = self.render_prompt([Message("user", other)])
             for part, text, other_text in (

@@ -241,8 +241,10 @@ class TokenBudgetBatchSampler(EpochBatchSampler):
         generator = self._generator(self.epoch) if self.shuffle else None
         order: list[int] = []
         for bucket in self._buckets:
-            n = len(bucket)
-            positions = range(n) if generator is None else generator.permutation(n)
+            n_examples = len(bucket)
+            positions = (
+                range(n_examples) if generator is None else generator.permutation(n_examples)
+            )
             order += [bucket[position] for position in positions]
         remaining = iter(order)
         # the batches of all ranks, from long to short

@@ -161,12 +161,15 @@ def check_responses(path: Path) -> dict[str, Any]:
     return {**read_manifest(path).get("made", {}), "file": _size_and_hash(path)}
 
 
-def _check_file(file: Path, expected: object, argument: str, content: str, of: Path) -> None:
+def _check_file(
+    file: Path, expected: object, argument: str, content: str, listed_path: Path
+) -> None:
     entry = _size_and_hash(file) if file.is_file() else None
     if entry != expected:
         raise ValueError(
-            f"{argument}: expected the {content} that {manifest_path(of)} lists, got another "
-            f"{file}: it is damaged or was replaced. To keep these {content}, delete the list"
+            f"{argument}: expected the {content} that {manifest_path(listed_path)} lists, got "
+            f"another {file}: it is damaged or was replaced. To keep these {content}, delete the "
+            "list"
         )
 
 

@@ -89,10 +89,10 @@ def build_scalar_model(
     if head is None:
         head = init_scalar_head(score.in_features, head_seed, heads)
     model.score = head.to(device=causal_lm.device, dtype=causal_lm.dtype)
-    if more := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+    if unloaded := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
         raise ValueError(
             f"path: expected a model whose scalar version has a trunk and a head only, got "
-            f"{type(model).__name__} with {', '.join(more)} besides"
+            f"{type(model).__name__} with {', '.join(unloaded)} besides"
         )
     return model  # type: ignore[no-any-return]
 

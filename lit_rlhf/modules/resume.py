@@ -182,8 +182,8 @@ def find_changes(
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as JSON has them: a tuple equals a list, whichever a checkpoint was written with."""
-    result: dict[str, Any] = json.loads(json.dumps(values, default=str))
-    return result
+    plain_values: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return plain_values
 
 
 def describe_changes(changes: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:

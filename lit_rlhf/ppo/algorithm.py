@@ -322,10 +322,10 @@ class PPO(FixedDtypeBuffers):
 
     def repeat_prompts(self, batch: PromptBatch) -> PromptBatch:
         """Each prompt of a batch `responses_per_prompt` times, in adjacent rows."""
-        n = self.responses_per_prompt
-        if n == 1:
+        n_responses = self.responses_per_prompt
+        if n_responses == 1:
             return batch
-        return batch.select([row for row in range(len(batch.texts)) for _ in range(n)])
+        return batch.select([row for row in range(len(batch.texts)) for _ in range(n_responses)])
 
     def rollout(self, batch: PromptBatch, seed: int) -> RolloutBatch:
         """Sample one response to each prompt from the policy."""

@@ -130,7 +130,7 @@ class RolloutMetrics:
         # one reduction for all sums
         totals = global_sum(torch.stack(list(self._sums.values())))
         sums = dict(zip(self._sums, totals.unbind(), strict=True))
-        n = sums["responses"]
+        n_responses = sums["responses"]
         n_tokens = sums["tokens"]
         n_bigrams = sums["bigrams"]
         n_distinct = len(torch.unique(all_gather_rows(self._bigrams), dim=0))
@@ -138,17 +138,17 @@ class RolloutMetrics:
         commonest = torch.unique(openings, dim=0, return_counts=True)[1].max()
         kl = sums["logprobs"] - sums["ref_logprobs"]
         values = (
-            kl / n,
+            kl / n_responses,
             kl / n_tokens,
-            n_tokens / n,
-            sums["truncated"] / n,
+            n_tokens / n_responses,
+            sums["truncated"] / n_responses,
             (-sums["logprobs"] / n_tokens).exp(),
             (-sums["ref_logprobs"] / n_tokens).exp(),
             sums["entropy"] / n_tokens,
             n_distinct / n_bigrams,
             (n_bigrams - sums["own_bigrams"]) / n_bigrams,
-            commonest / n,
-            n,
+            commonest / n_responses,
+            n_responses,
         )
         metrics = dict(zip(self.KEYS, values, strict=True))
         counts = {key: sums[name] for key, name in _COUNTED.items()}

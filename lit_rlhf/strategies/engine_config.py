@@ -59,13 +59,13 @@ def deep_merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
         base: One mapping.
         overrides: The other, which wins.
     """
-    result = dict(base)
+    merged = dict(base)
     for key, value in overrides.items():
-        old = result.get(key)
+        old = merged.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             value = deep_merge(old, value)
-        result[key] = value
-    return result
+        merged[key] = value
+    return merged
 
 
 def engine_config(

@@ -53,7 +53,7 @@ class EngineOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], object] | None = None) -> object:  # type: ignore[override]
         """Run `closure`, then the engine's step: clip, update, gather weights, clear gradients."""
-        result = None if closure is None else closure()
+        loss = None if closure is None else closure()
         # ZeRO counts a step's backwards from 0, and sets -1 in `step`
         if self.engine.optimizer.micro_step_id < 0:
             raise RuntimeError(
@@ -62,7 +62,7 @@ class EngineOptimizer(Optimizer):
             )
         self.engine.step()
         self.clip_next_step(None)
-        return result
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all of the engine's gradients, so that an update can be abandoned half-way.

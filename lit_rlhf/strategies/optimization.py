@@ -129,7 +129,11 @@ def _freeze_other_networks(
             f"{type(optimizer).__name__}"
         )
     frozen = [p for other in others for p in _network_parameters(other) if p.requires_grad]
-    engines = [o.engine for other in others if (o := _as_engine_optimizer(other)) is not None]
+    engines = [
+        engine_optimizer.engine
+        for other in others
+        if (engine_optimizer := _as_engine_optimizer(other)) is not None
+    ]
     try:
         for parameter in frozen:
             parameter.requires_grad_(False)

@@ -90,8 +90,12 @@ class ShardedStrategy(FolderCheckpoints):
         return {
             "param_groups": [{k: v for k, v in g.items() if k != "params"} for g in groups],
             "unpartitioned": [
-                {k: v for k, v in _known_state(optimizer, g).items() if not is_moment(v)}
-                for g in groups
+                {
+                    key: entry
+                    for key, entry in _known_state(optimizer, group).items()
+                    if not is_moment(entry)
+                }
+                for group in groups
             ],
         }
 

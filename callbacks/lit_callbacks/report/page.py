@@ -230,9 +230,9 @@ def _describe_trouble(run: Run) -> list[str]:
     reason = run.reason
     if reason is None or reason.level is None or reason.level is Level.HEALTHY:
         return []
-    said = split_verdict(reason.sentence)
-    lines = [f"{run.name}: {reason.level.word} at step {reason.step}: {said.meaning}"]
-    lines += [f"  {sign}" for sign in said.reasons[:_SHOWN_SIGNS]]
+    verdict = split_verdict(reason.sentence)
+    lines = [f"{run.name}: {reason.level.word} at step {reason.step}: {verdict.meaning}"]
+    lines += [f"  {sign}" for sign in verdict.reasons[:_SHOWN_SIGNS]]
     advice = advise(reason.sentence)
     return [*lines, f"  what to do next: {advice}"] if advice else lines
 

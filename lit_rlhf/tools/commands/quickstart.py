@@ -141,8 +141,8 @@ class Quickstart:
         if progress is Progress.FINISHED:
             return
         files = [
-            _relocate(c if isinstance(c, Path) else self.configs / c, root=self.root)
-            for c in configs
+            _relocate(config if isinstance(config, Path) else self.configs / config, root=self.root)
+            for config in configs
         ]
         run(
             "fit",

@@ -143,7 +143,9 @@ class Display:
     def show_summary(self, report: Report) -> None:
         """Print the number of findings by status, and whether the run can start."""
         counts = [
-            f"{n} {_LOOKS[status].summary}" for status in Status if (n := report.count(status))
+            f"{n_findings} {_LOOKS[status].summary}"
+            for status in Status
+            if (n_findings := report.count(status))
         ]
         if report.substitution:
             self.console.print()

@@ -642,10 +642,10 @@ def _summarize(
     differences = {}
     for name in () if samples is baseline else samples.scores:
         voted = samples.voted(name) & baseline.voted(name)
-        ours = samples.by_prompt(name)[voted]
-        theirs = baseline.by_prompt(name)[voted]
-        outcomes[name] = outcome_rates(ours, theirs, tie_margin)
-        differences[name] = score_summary((ours.double() - theirs).mean(1), seed)
+        policy_scores = samples.by_prompt(name)[voted]
+        baseline_scores = baseline.by_prompt(name)[voted]
+        outcomes[name] = outcome_rates(policy_scores, baseline_scores, tie_margin)
+        differences[name] = score_summary((policy_scores.double() - baseline_scores).mean(1), seed)
     return PolicyReport(
         path=path,
         scores={
@@ -661,14 +661,16 @@ def _summarize(
 
 def _best_of(samples: Mapping[str, PolicySamples], *, n: int, seed: int) -> BestOf:
     baseline, *others = samples
-    theirs = samples[baseline]
-    proxy = next(iter(theirs.scores))
+    baseline_samples = samples[baseline]
+    proxy = next(iter(baseline_samples.scores))
     best: dict[str, Tensor] = {}  # NaN where a reward abstains
-    for name in theirs.scores:
-        voted = theirs.voted(proxy, name)
+    for name in baseline_samples.scores:
+        voted = baseline_samples.voted(proxy, name)
         best[name] = torch.full(voted.shape, torch.nan, dtype=torch.float64)
         best[name][voted] = best_of_n(
-            proxies=theirs.by_prompt(proxy)[voted], values=theirs.by_prompt(name)[voted], n=n
+            proxies=baseline_samples.by_prompt(proxy)[voted],
+            values=baseline_samples.by_prompt(name)[voted],
+            n=n,
         )
     return BestOf(
         n=n,

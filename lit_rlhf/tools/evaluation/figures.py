@@ -127,9 +127,9 @@ def _draw_point(
 
 def _draw_judge(axes: Axes, judge: str, outcomes: Mapping[str, Outcomes | None]) -> None:
     """Draw the panel of one judge, with a bar for each policy."""
-    for place, result in enumerate(outcomes.values()):
-        if result is not None:
-            _draw_bar(axes, place, result)
+    for place, rates in enumerate(outcomes.values()):
+        if rates is not None:
+            _draw_bar(axes, place, rates)
         else:
             axes.text(0.01, place, "no valid verdict", va="center", fontsize=9)
     axes.set_yticks(range(len(outcomes)), list(outcomes), fontsize=9)

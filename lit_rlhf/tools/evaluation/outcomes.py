@@ -83,26 +83,27 @@ def outcome_rates(scores: ArrayLike, baseline: ArrayLike, margin: float = 0.0) -
         baseline: Scores of the other policy on the same prompts, of the same shape.
         margin: Largest difference of two scores that is a tie, at least 0.
     """
-    ours = _check_scores(scores, "scores", max_dims=2)
-    theirs = _check_scores(baseline, "baseline", max_dims=2)
-    if ours.shape != theirs.shape:
+    policy_scores = _check_scores(scores, "scores", max_dims=2)
+    baseline_scores = _check_scores(baseline, "baseline", max_dims=2)
+    if policy_scores.shape != baseline_scores.shape:
         raise ValueError(
-            f"baseline: expected {len(ours)} scores, one for each of scores, got {len(theirs)}"
+            f"baseline: expected {len(policy_scores)} scores, one for each of scores, got "
+            f"{len(baseline_scores)}"
         )
     check_not_negative("margin", margin)
-    difference = (ours - theirs).reshape(len(ours), -1)
-    n = len(difference)
+    difference = (policy_scores - baseline_scores).reshape(len(policy_scores), -1)
+    n_prompts = len(difference)
     wins = float((difference > margin).mean(axis=1).sum())
     losses = float((difference < -margin).mean(axis=1).sum())
-    ties = max(n - wins - losses, 0.0)
+    ties = max(n_prompts - wins - losses, 0.0)
     return Outcomes(
-        win=wins / n,
-        tie=ties / n,
-        lose=losses / n,
-        win_interval=wilson_interval(wins, n, confidence=_CONFIDENCE),
-        tie_interval=wilson_interval(ties, n, confidence=_CONFIDENCE),
-        lose_interval=wilson_interval(losses, n, confidence=_CONFIDENCE),
-        n=n,
+        win=wins / n_prompts,
+        tie=ties / n_prompts,
+        lose=losses / n_prompts,
+        win_interval=wilson_interval(wins, n_prompts, confidence=_CONFIDENCE),
+        tie_interval=wilson_interval(ties, n_prompts, confidence=_CONFIDENCE),
+        lose_interval=wilson_interval(losses, n_prompts, confidence=_CONFIDENCE),
+        n=n_prompts,
     )
 
 
@@ -116,12 +117,12 @@ def score_summary(scores: ArrayLike, seed: int = 0) -> ScoreSummary:
     """
     values = _check_scores(scores, "scores")
     generator = np.random.default_rng(seed)
-    n = len(values)
+    n_scores = len(values)
     # one resample at a time: all of them at once would take _RESAMPLES times the memory of values
-    means = [values[generator.integers(n, size=n)].mean() for _ in range(_RESAMPLES)]
+    means = [values[generator.integers(n_scores, size=n_scores)].mean() for _ in range(_RESAMPLES)]
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(means, [tail, 1 - tail]).tolist()
-    std = values.std(ddof=1) if n > 1 else 0.0
+    std = values.std(ddof=1) if n_scores > 1 else 0.0
     return ScoreSummary(mean=float(values.mean()), low=low, high=high, std=float(std))
 
 

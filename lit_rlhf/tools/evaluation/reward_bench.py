@@ -124,20 +124,20 @@ def summarize(bench: BenchQuestions, wins: Mapping[int, bool]) -> dict[str, Any]
     return {"subsets": rows, "mean": fmean(accuracies) if accuracies else None}
 
 
-def print_accuracy(model: str, result: Mapping[str, Any]) -> None:
+def print_accuracy(model: str, accuracy: Mapping[str, Any]) -> None:
     """Print the accuracy of a reward model by subset.
 
     Args:
         model: Its folder or hub id.
-        result: What `measure_accuracy` returned.
+        accuracy: What `measure_accuracy` returned.
     """
-    mean = "-" if result["mean"] is None else f"{result['mean']:.1%}"
+    mean = "-" if accuracy["mean"] is None else f"{accuracy['mean']:.1%}"
     table = make_table(
         f"RewardBench: {model}",
         ["subset", "questions", "too long", "accuracy"],
         caption=f"mean over subsets: {mean}",
     )
-    for subset, row in result["subsets"].items():
+    for subset, row in accuracy["subsets"].items():
         text = "{accuracy:.1%} [{low:.1%}, {high:.1%}]" if "low" in row else "-"
         table.add_row(subset, str(row["questions"]), str(row["left_out"]), text.format_map(row))
     print_table(table)

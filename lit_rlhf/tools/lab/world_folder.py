@@ -68,10 +68,11 @@ def write_world(
             for prompt, answer in dialogues[:n_demonstrations]
         ),
         "prompts_train": (
-            {"prompt": p} for p in world.sample_prompts(n_train_prompts, seed=seed + 1)
+            {"prompt": prompt} for prompt in world.sample_prompts(n_train_prompts, seed=seed + 1)
         ),
         "prompts_heldout": (
-            {"prompt": p} for p in world.sample_prompts(n_heldout_prompts, seed=seed, held_out=True)
+            {"prompt": prompt}
+            for prompt in world.sample_prompts(n_heldout_prompts, seed=seed, held_out=True)
         ),
         "text": (
             {"text": f"{render_prompt(prompt)} {answer}"}

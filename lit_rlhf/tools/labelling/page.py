@@ -423,8 +423,8 @@ class _Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = [(k.lower().encode(), v.encode()) for k, v in _HEADERS.items()]
-                message["headers"] = [*message["headers"], *own]
+                own_headers = [(k.lower().encode(), v.encode()) for k, v in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *own_headers]
             await send(message)
 
         headers = {name.lower(): value for name, value in scope["headers"]}

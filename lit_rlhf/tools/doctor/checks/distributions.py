@@ -78,12 +78,12 @@ def check_padding(case: Case) -> Finding:
         alone.append(_outputs_by_network(case, single_row, [text]))
     longest = _longest_sequence(case)
     beside = few if longest is None else _add_row(few, longest)
-    wide = _add_padding(beside, int(case.tokenizer.pad_token_id))
+    padded = _add_padding(beside, int(case.tokenizer.pad_token_id))
     if longest is None:
-        together = _outputs_by_network(case, wide, texts)
+        together = _outputs_by_network(case, padded, texts)
     else:
-        with _in_one_forward(case.module.ppo, wide.sequence_mask.numel()):
-            together = _outputs_by_network(case, wide, [*texts, texts[0]])
+        with _in_one_forward(case.module.ppo, padded.sequence_mask.numel()):
+            together = _outputs_by_network(case, padded, [*texts, texts[0]])
     limit = case.tolerance(full=1e-3, low=5e-2)
     largest = {
         name: max(

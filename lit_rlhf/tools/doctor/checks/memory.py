@@ -66,12 +66,12 @@ def suggest_settings(case: Case, estimate: PPOMemory) -> str:
     """
     states = estimate.trained + estimate.frozen
     names: tuple[str, ...]
-    more: list[str] = []
+    other_advice: list[str] = []
     if states > estimate.peak - states:
         names = ("memory.offload_frozen",)
         if case.plan.ranks > 1:
             names = (*names, "memory.shard_frozen")
-        more = [
+        other_advice = [
             "set memory.frozen_dtype: bfloat16",
             "set network.lora_rank: 16",
             "set network.load_in_4bit: true with LoRA",
@@ -81,7 +81,7 @@ def suggest_settings(case: Case, estimate: PPOMemory) -> str:
         names = UPDATE_MEMORY
     else:
         names = ROLLOUT_MEMORY
-    parts = [*(suggest_change(name, case.module) for name in names), *more]
+    parts = [*(suggest_change(name, case.module) for name in names), *other_advice]
     return f"What helps: {'; '.join(filter(None, parts))}."
 
 

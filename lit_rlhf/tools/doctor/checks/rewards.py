@@ -38,7 +38,7 @@ def check_reward(case: Case) -> Finding:
     summary = f"On {len(honest)} prompts: {summarize(probe, baseline=_BASELINE)}"
     if not probe.gaining:
         return ok(summary)
-    advice = "; ".join(dict.fromkeys(result.advice for result in probe.gaining[:_NAMED]))
+    advice = "; ".join(dict.fromkeys(cheat.advice for cheat in probe.gaining[:_NAMED]))
     return warning(
         summary,
         f"{advice[0].upper()}{advice[1:]}. `lit_rlhf reward probe` shows examples.",

@@ -154,7 +154,7 @@ def compare_results(
                     metric=metric,
                     questions=first.questions,
                     higher_is_better=first.higher_is_better.get(metric.partition(",")[0]),
-                    cut=max(result.cut for result in by_model.values()),
+                    cut=max(task_result.cut for task_result in by_model.values()),
                     scores={
                         name: _score(task_result, None if name == baseline else first, metric)
                         for name, task_result in by_model.items()
@@ -165,12 +165,12 @@ def compare_results(
     return rows
 
 
-def _score(result: TaskResult, baseline: TaskResult | None, metric: str) -> BenchmarkScore:
-    score = result.values[metric]
+def _score(task_result: TaskResult, baseline: TaskResult | None, metric: str) -> BenchmarkScore:
+    score = task_result.values[metric]
     if baseline is None:
         return BenchmarkScore(value=score.value, stderr=score.stderr)
     baseline_score = baseline.values[metric]
-    policy_scores = result.by_question.get(metric)
+    policy_scores = task_result.by_question.get(metric)
     baseline_scores = baseline.by_question.get(metric)
     if policy_scores is not None and baseline_scores is not None:
         error = mean_stderr([a - b for a, b in zip(policy_scores, baseline_scores, strict=True)])

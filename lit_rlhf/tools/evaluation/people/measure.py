@@ -193,8 +193,8 @@ def majority_verdicts(labels: Iterable[Label]) -> dict[str, Verdict]:
         by_comparison[label.comparison][verdict_of(label)] += 1
     majority: dict[str, Verdict] = {}
     for key, counts in by_comparison.items():
-        (best, n), *runners_up = counts.most_common()
-        majority[key] = "tie" if runners_up and runners_up[0][1] == n else best
+        (best, n_votes), *runners_up = counts.most_common()
+        majority[key] = "tie" if runners_up and runners_up[0][1] == n_votes else best
     return majority
 
 
@@ -224,9 +224,9 @@ def people_outcomes(labels: Sequence[Label], policy: str, seed: int = 0) -> Outc
         if label.annotator is None:
             is_equal[row] = True
             continue
-        ours = "b" if label.policy_b == policy else "a"
+        policy_letter = "b" if label.policy_b == policy else "a"
         verdict = verdict_of(label)
-        cells.append(3 * row + (1 if verdict == "tie" else 0 if verdict == ours else 2))
+        cells.append(3 * row + (1 if verdict == "tie" else 0 if verdict == policy_letter else 2))
         who.append(annotators[label.annotator])
     cell_of = np.array(cells, dtype=np.int64)
     annotator_of = np.array(who, dtype=np.int64)

@@ -127,13 +127,13 @@ class RewardProbe:
     @property
     def gaining(self) -> list[CheatResult]:
         """The cheats that score higher than honest answers."""
-        return [result for result in self.results if result.verdict is Verdict.GAINS]
+        return [cheat for cheat in self.results if cheat.verdict is Verdict.GAINS]
 
     def as_dict(self) -> dict[str, Any]:
         """Convert the report to JSON types."""
         report: dict[str, Any] = to_json_types(self)
-        for row, result in zip(report["results"], self.results, strict=True):
-            row["verdict"] = str(result.verdict)
+        for row, cheat in zip(report["results"], self.results, strict=True):
+            row["verdict"] = str(cheat.verdict)
         return report
 
 
