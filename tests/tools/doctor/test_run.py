@@ -2,14 +2,17 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from lit_rlhf.files import FolderLocks
+from lit_rlhf.ppo import iteration_draws
 from lit_rlhf.tools.doctor import Status
 from lit_rlhf.tools.doctor.plan import RunPlan
+from lit_rlhf.tools.doctor.run import run_iteration
 from tests.support.doctor_runs import findings, module_of, not_ok, only_finding
 from tests.support.stages import content
 
@@ -60,6 +63,22 @@ def test_an_exception_inside_a_check_is_its_finding(root: Path, tmp_path: Path) 
     with patch("lit_rlhf.tools.doctor.memory.ppo_memory", broken):
         finding = only_finding(findings(root, tmp_path), "memory", "failure")
     assert finding.observation == "RuntimeError: something odd"
+
+
+def test_responses_have_the_seed_of_the_runs_first_iteration_on_its_rank() -> None:
+    class SeedSeen(Exception):
+        pass
+
+    def collect(prompts: object, seed: int, timer: object) -> None:
+        raise SeedSeen(seed)
+
+    algorithm = SimpleNamespace(collect=collect)
+    module = SimpleNamespace(seed=3, global_rank=2, ppo=algorithm, timer=None)
+    case: Any = SimpleNamespace(module=module, batch=None)
+    with pytest.raises(SeedSeen) as seen:
+        run_iteration(case)
+    draws = iteration_draws(seed=3, iteration=0, rank=2)
+    assert seen.value.args == (draws.rollout_seed,)
 
 
 def nothing(prompts: list[str], responses: list[str]) -> list[float]:

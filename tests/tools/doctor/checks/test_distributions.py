@@ -10,11 +10,16 @@ import torch
 from torch import Tensor
 
 from lit_rlhf.data import PromptBatch
-from lit_rlhf.ppo import PPO
-from lit_rlhf.rollout import Experience, RolloutBatch, TokenStatistics
+from lit_rlhf.ppo import PPO, PPOOptions
+from lit_rlhf.rollout import Experience, RolloutBatch, SamplingOptions, TokenStatistics
 from lit_rlhf.rollout.scoring import compute_values
-from lit_rlhf.tools.doctor.checks.distributions import check_reference, measure_entropy_gap
+from lit_rlhf.tools.doctor.checks.distributions import (
+    check_reference,
+    check_sampling,
+    measure_entropy_gap,
+)
 from tests.support.doctor_runs import findings, module_of, not_ok, only_finding, with_experience
+from tests.support.ppo_objects import tiny_networks
 
 
 def test_reference_that_is_another_model_is_a_failure(root: Path, tmp_path: Path) -> None:
@@ -37,6 +42,29 @@ def test_kl_is_estimated_on_samples_of_the_policy() -> None:
     )
     # exp(-x) - 1 + x of x = -1
     assert "KL(policy, reference) is 0.72 nats" in check_reference(case).observation
+
+
+def test_scores_of_generation_leave_out_the_padding_of_prompts() -> None:
+    # as many tokens in the responses as in the longest prompt: masks of one shape
+    ppo = PPO(tiny_networks(), PPOOptions(sampling=SamplingOptions(max_new_tokens=3)))
+    prompts = PromptBatch(
+        input_ids=torch.tensor([[5, 6, 7], [0, 0, 9]]),
+        attention_mask=torch.tensor([[True, True, True], [False, False, True]]),
+        texts=["a", "b"],
+        index=torch.arange(2),
+        fields=[{}, {}],
+    )
+    rollouts = ppo.rollout(prompts, seed=1)
+    case: Any = SimpleNamespace(
+        batch=prompts,
+        module=SimpleNamespace(ppo=ppo, policy=ppo.networks.policy, sampling=ppo.sampling),
+        rollouts=rollouts._replace(statistics=None),
+        estimates=ppo.estimate(rollouts),
+        rescored=None,
+        tokenizer=ppo.networks.tokenizer,
+        tolerance=lambda full, low: full,
+    )
+    assert check_sampling(case).status == "ok"
 
 
 OtherLogprobs = with_experience(lambda made: {"old_logprobs": made.old_logprobs - 0.1})
