@@ -24,12 +24,14 @@ class Asking(Callback):
     def __init__(self) -> None:
         self.answers: list[list[dict[str, Any]]] = []
         self.rollouts: list[Any] = []
+        self.seeds: list[int] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         state, original_rollout = torch.get_rng_state(), pl_module.ppo.rollout
 
-        def rollout(*args: Any, **kwargs: Any) -> Any:
-            self.rollouts.append(original_rollout(*args, **kwargs))
+        def rollout(prompts: Any, seed: int) -> Any:
+            self.seeds.append(seed)
+            self.rollouts.append(original_rollout(prompts, seed))
             return self.rollouts[-1]
 
         pl_module.ppo.rollout = rollout  # type: ignore[method-assign]
@@ -55,6 +57,7 @@ def test_the_same_policy_gives_the_same_answers(asked: tuple[Asking, PPOModule])
     before, again, after = asked[0].answers
     assert before == again
     assert after != before
+    assert asked[0].seeds == [3, 3]  # the run's
 
 
 def test_a_record_holds_response_score_kl_and_length(asked: tuple[Asking, PPOModule]) -> None:

@@ -2,8 +2,12 @@
 
 import math
 import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +20,8 @@ from lit_rlhf.ppo import (
     Collected,
     PPOOptions,
     RewardShapingOptions,
+    algorithm,
+    iteration_draws,
 )
 from lit_rlhf.ppo.algorithm import advantages_without_critic
 from lit_rlhf.rewards import CallableReward, Scores
@@ -23,6 +29,7 @@ from lit_rlhf.rollout import Experience, RolloutBatch, SamplingOptions
 from tests.support.ppo_objects import tiny_networks
 from tests.support.tiny_models import (
     EOS_ID,
+    PAD_ID,
     VOCAB_SIZE,
 )
 
@@ -231,6 +238,30 @@ def test_reinforce_plus_plus_discounts_by_gamma() -> None:
     assert advantages[0].tolist() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "first", "second"),
+    # returns of 2 and 5: the other one's return, or their mean of 3.5, is the baseline
+    [
+        ("rloo", -3.0, 3.0),
+        ("dr_grpo", -1.5, 1.5),
+        ("grpo", -1.5 / statistics.stdev([2, 5]), 1.5 / statistics.stdev([2, 5])),
+    ],
+)
+def test_response_that_is_not_learned_from_is_no_baseline_of_the_others(
+    estimator: Any, first: float, second: float
+) -> None:
+    advantages = advantages_without_critic(
+        AdvantageOptions(estimator=estimator),
+        rewards=torch.tensor([[1.0, 1.0], [5.0, 0.0], [100.0, 0.0]]),
+        mask=torch.tensor([[True, True], [True, False], [True, True]]),
+        loss_mask=torch.tensor([[True, False], [True, False], [False, False]]),
+        group_size=3,
+    )
+    # a return has the rewards of tokens that are not learned from, too
+    expected = [first, 0.0, second, 0.0, 0.0, 0.0]
+    assert advantages.flatten().tolist() == pytest.approx(expected)
+
+
 def test_a_critic_comes_with_the_estimator_that_uses_it(ppo: PPO) -> None:
     networks = ppo.networks._replace(critic=None)
     with pytest.raises(ValueError, match=r"networks\.critic: expected a critic with .*: gae"):
@@ -279,6 +310,173 @@ def test_micro_batches_have_the_rows_and_tokens_of_the_options(
     ppo.minibatches = replace(ppo.minibatches, **limits)
     parts = ppo.micro_batches(torch.tensor([4, 4, 4, 4]))
     assert [len(range(4)[rows]) for rows, _ in parts] == n_rows
+
+
+def test_phases_are_told_their_shapes_and_the_options_that_save_memory(
+    ppo: PPO, prompts: PromptBatch
+) -> None:
+    phases = []
+
+    @contextmanager
+    def record(phase: str, shape: Sequence[int], options: Sequence[str]) -> Iterator[None]:
+        phases.append((phase, tuple(shape), tuple(options)))
+        yield
+
+    rollouts = ppo.collect(prompts, 1, record).rollouts
+    whole = (2, 3 + rollouts.response_ids.shape[1])
+    scoring = ("memory.max_tokens_per_forward", "sampling.max_new_tokens")
+    assert phases == [
+        ("rollout", (2, 3), ("memory.rollout_batch_size", "sampling.max_new_tokens")),
+        ("score", whole, scoring),
+        ("estimate", whole, scoring),
+    ]
+
+
+def test_sampler_rewards_and_networks_are_called_with_the_options_of_the_run(
+    ppo: PPO, prompts: PromptBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = prompts._replace(fields=[{"answer": 1}, {}], turns=[(), ()])
+    rollouts = ppo.rollout(prompts, seed=1)
+    sampler = Mock(return_value=rollouts)
+    reward = Mock()
+    score_rollouts = Mock()
+    monkeypatch.setattr(algorithm, "score_rollouts", score_rollouts)
+    ppo.networks = ppo.networks._replace(sampler=sampler, reward=reward)
+    ppo.sampling = replace(ppo.sampling, temperature=0.7)
+    ppo.memory = replace(ppo.memory, rollout_batch_size=3, max_tokens_per_forward=99)
+
+    assert ppo.rollout(prompts, seed=7) is rollouts
+    policy, ids, mask, sampling = sampler.call_args.args
+    assert policy is ppo.networks.policy
+    assert ids is prompts.input_ids
+    assert mask is prompts.attention_mask
+    assert sampling is ppo.sampling
+    assert sampler.call_args.kwargs == {
+        "eos_token_ids": [EOS_ID],
+        "pad_token_id": PAD_ID,
+        "seed": 7,
+        "batch_size": 3,
+    }
+
+    ppo.score(rollouts, prompts)
+    assert reward.call_args.args[0] is rollouts
+    assert reward.call_args.args[1] == ["a", "b"]
+    assert reward.call_args.kwargs == {
+        "max_tokens_per_forward": 99,
+        "records": prompts.fields,
+        "turns": prompts.turns,
+    }
+
+    ppo.estimate(rollouts)
+    given = score_rollouts.call_args.kwargs
+    for name in ("policy", "reference", "critic"):
+        assert given[name] is getattr(ppo.networks, name)
+    assert (given["temperature"], given["max_tokens_per_forward"]) == (0.7, 99)
+
+
+@pytest.mark.parametrize(
+    ("required", "fields", "is_scored"),
+    [
+        ((), [{}, {}], True),
+        (("answer",), [{}, {}], False),
+        (("answer",), [{"answer": 1}, {}], True),
+    ],
+)
+def test_samples_have_scores_unless_no_prompt_has_the_fields_of_a_reward(
+    ppo: PPO,
+    prompts: PromptBatch,
+    required: tuple[str, ...],
+    fields: list[dict[str, int]],
+    is_scored: bool,
+) -> None:
+    rollouts = ppo.rollout(prompts, seed=4)
+    functions = [SimpleNamespace(), SimpleNamespace(required_fields=required)]
+    reward = Mock(functions=functions, return_value=Scores(torch.tensor([1.0, 2.0])))
+    ppo.networks = ppo.networks._replace(reward=reward)
+    records = ppo.sample_records(prompts._replace(fields=fields), seed=4)
+    scores = [record["score"] for record in records]
+    assert scores == [1.0, 2.0] if is_scored else all(map(math.isnan, scores))
+    tokens = [ids[mask] for ids, mask in zip(*rollouts[2:4], strict=True)]
+    decode = ppo.networks.tokenizer.decode
+    assert [record["response"] for record in records] == [
+        decode(ids, skip_special_tokens=True) for ids in tokens
+    ]
+
+
+def test_kl_to_the_sampler_is_a_mean_over_the_tokens_of_a_response(
+    ppo: PPO, prompts: PromptBatch
+) -> None:
+    rollouts = ppo.rollout(prompts, seed=1)
+    mask = torch.arange(LENGTH) < torch.tensor([[2], [LENGTH]])
+    estimates = ppo.estimate(rollouts)
+    # the second token of each is as probable under the sampler as under the policy
+    log_ratio = torch.tensor([0.5, 0.0, 3.0, 3.0, 3.0]).expand(2, -1)
+    rollouts = rollouts._replace(
+        response_mask=mask, sampler_logprobs=estimates.logprobs + log_ratio
+    )
+    collected = Collected(
+        prompts=prompts, rollouts=rollouts, scores=Scores(torch.zeros(2)), estimates=estimates
+    )
+    half, three = (math.exp(-x) - 1 + x for x in (0.5, 3.0))
+    kl = float(ppo.measure(collected).compute()["rollout/sampler_kl"])
+    assert kl == pytest.approx((half / 2 + (half + 3 * three) / 5) / 2, rel=1e-5)
+
+
+def test_informative_prompts_have_unlike_scores_of_responses_to_learn_from(
+    ppo: PPO, prompts: PromptBatch
+) -> None:
+    rollouts = ppo.rollout(prompts.select([0, 0, 1, 1]), seed=1)
+    rollouts = rollouts._replace(
+        response_mask=torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH], [2], [3]]),
+        terminated=torch.tensor([True, False, True, True]),
+    )
+    ppo.advantages = replace(ppo.advantages, truncation="mask")
+    rewards = torch.ones(4, LENGTH) * rollouts.response_mask
+    experience = ppo.experience(rollouts, rewards, ppo.estimate(rollouts))
+    # of the first prompt, only the response that was cut off has another score
+    scores = Scores(torch.tensor([1.0, 2.0, 0.0, 3.0]))
+    metrics = ppo.measure_experience(rewards, scores, experience)
+    assert float(metrics["rollout/informative_share"]) == 0.5
+
+
+def test_critic_explains_returns_of_all_responses(ppo: PPO, prompts: PromptBatch) -> None:
+    rollouts = ppo.rollout(prompts, seed=1)
+    mask = torch.arange(LENGTH) < torch.tensor([[2], [3]])
+    rollouts = rollouts._replace(response_mask=mask, terminated=torch.tensor([True, False]))
+    ppo.advantages = replace(ppo.advantages, truncation="mask")
+    zeros = torch.zeros(2, LENGTH)
+    experience = replace(
+        ppo.experience(rollouts, zeros, ppo.estimate(rollouts)),
+        returns=torch.tensor([[1.0, 2.0, 99.0, 99.0, 99.0], [3.0, 5.0, 9.0, 99.0, 99.0]]),
+        old_values=torch.tensor([[1.0, 3.0, 0.0, 0.0, 0.0], [2.0, 5.0, 7.0, 0.0, 0.0]]),
+    )
+    metrics = ppo.measure_experience(zeros, Scores(torch.zeros(2)), experience)
+    # 1 - variance of the errors by variance of the returns, of five tokens
+    expected = 1 - statistics.pvariance([0, -1, 1, 0, 2]) / statistics.pvariance([1, 2, 3, 5, 9])
+    assert float(metrics["ppo/explained_variance"]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_first_ratio_is_that_of_the_first_minibatch(ppo: PPO, prompts: PromptBatch) -> None:
+    rollouts = ppo.rollout(prompts, seed=1)
+    rewards = torch.zeros(rollouts.response_mask.shape)
+    experience = ppo.experience(rollouts, rewards, ppo.estimate(rollouts))
+    ppo.pretraining_done.fill_(True)
+    ppo.minibatches = replace(ppo.minibatches, minibatch_size=1, ppo_epochs=1)
+    ppo.train_critic = Mock(return_value={})  # type: ignore[method-assign]
+    one, two = ({"ppo/ratio": torch.tensor(ratio)} for ratio in (1.5, 2.5))
+    for iteration, (first, second) in enumerate([(one, two), ({}, two), (one, {})]):
+        ppo.train_policy = Mock(side_effect=[first, second])  # type: ignore[method-assign]
+        means = ppo.update(experience, Mock(), torch.Generator())
+        assert means.get("ppo/ratio_first") == first.get("ppo/ratio")
+        assert int(ppo.iteration) == iteration + 1
+
+
+def test_minibatches_are_drawn_after_the_seed_of_the_rollouts() -> None:
+    draws = iteration_draws(seed=10_000_019, iteration=1, rank=0)
+    generator = torch.Generator().manual_seed(10_000_019 * 1_000_003 + 7_919)
+    assert draws.rollout_seed == int(torch.randint(2**31, (), generator=generator))
+    order, expected = (torch.randperm(9, generator=g) for g in (draws.generator, generator))
+    assert torch.equal(order, expected)
 
 
 def test_override_of_a_phase_acts(ppo: PPO, prompts: PromptBatch) -> None:
