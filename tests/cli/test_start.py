@@ -12,6 +12,7 @@ import pytest
 import yaml
 from transformers import AutoTokenizer
 
+from lit_rlhf.cli import own_data
 from lit_rlhf.cli.main import main
 from lit_rlhf.cli.time_estimate import Work
 from lit_rlhf.data import DataSource, load_records, prompt_of, split_records
@@ -107,6 +108,26 @@ def test_adapters_save_the_gradients_of_the_weights() -> None:
     assert Work(learned=10, scored=3, sampled=2, has_adapters=True).operations(5) == 310
 
 
+def test_work_of_each_stage_is_its_tokens_by_hand() -> None:
+    plain = {
+        "trainer": {"max_epochs": 2},
+        "model": {"init_args": {}},
+        "data": {"init_args": {"samples_per_epoch": 5}},
+    }
+    adapters = {"model": {"init_args": {"network": {"lora_rank": 4}}}}
+    lengths = own_data._Lengths(
+        by_record=[10], dialogue=10.0, prompt=3.0, max_length=12, max_new_tokens=4
+    )
+    configs = {"sft": plain, "reward": plain | adapters, "ppo": plain}
+    # 7 records twice: one dialogue of 10 tokens for SFT, two for the reward model
+    # 5 prompts twice, of 3 tokens with responses of 4: two networks learn, and four score
+    assert own_data._count_work(configs, lengths, n_records=7) == {
+        "SFT": Work(learned=140.0),
+        "the reward model": Work(learned=280.0, has_adapters=True),
+        "PPO": Work(learned=140.0, scored=280.0, sampled=70.0),
+    }
+
+
 def test_plain_text_gets_sft_alone(capsys: pytest.CaptureFixture[str]) -> None:
     rng = random.Random(0)
     texts = [{"text": write_text(rng, 10 + n)} for n in range(40)]
@@ -159,6 +180,9 @@ def test_pairs_get_3_stages(capsys: pytest.CaptureFixture[str]) -> None:
     assert [prompt_of(r) for r in held_out] == [*dict.fromkeys(map(prompt_of, test))]
     pairs = load_records("preference", [DataSource("runs/pairs/heldout_pairs.jsonl")])
     assert {prompt_of(pair) for pair in pairs} == set(map(prompt_of, test))
+    answers = {row["prompt"]: (row["chosen"], row["rejected"]) for row in ROWS}
+    for pair in pairs:
+        assert (pair.chosen, pair.rejected) == answers[pair.prompt[0].content]
     report = "lit_rlhf report reward --model runs/pairs/reward --preferences"
     assert f"\n  {report} runs/pairs/heldout_pairs.jsonl --output runs/pairs/reward_rep" in shown
     trainer = yaml.safe_load(Path("runs/pairs/ppo.yaml").read_text("utf-8"))["trainer"]

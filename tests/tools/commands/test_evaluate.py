@@ -88,6 +88,25 @@ def test_file_that_another_command_writes_is_refused(folders: Folders, tmp_path:
     assert "report.json: another run or command writes to it: process" in message
 
 
+def test_options_reach_the_comparison_each_by_its_own_name(folders: Folders) -> None:
+    expected = {
+        "batch_size": 3,
+        "tie_margin": 0.5,
+        "chat_template": "hh",
+        "max_prompt_length": 31,
+        "max_prompts": 5,
+        "on_bad_record": "skip",
+        "seed": 7,
+        "samples_per_prompt": 2,
+    }
+    words = [word for name, value in expected.items() for word in (f"--{name}", str(value))]
+    enough = ValueError("enough")
+    with patch("lit_rlhf.tools.evaluation.compare_policies", side_effect=enough) as compare:
+        assert refusal(main, arguments(folders, *words)).endswith("enough")
+    options = compare.call_args.kwargs
+    assert {name: options[name] for name in expected} == expected
+
+
 @pytest.mark.parametrize("output", ["s3://bucket/report.json", "~/report.json", ""])
 def test_output_that_is_no_path_is_refused(folders: Folders, output: str) -> None:
     message = refusal(main, arguments(folders, "--output", output))

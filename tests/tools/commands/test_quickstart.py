@@ -160,6 +160,37 @@ def test_the_printed_commands_are_those_that_run_with_seed_and_copied_configurat
     assert "runs/quickstart" not in "".join(Path(file).read_text("utf-8") for file in used)
 
 
+def option(words: Sequence[str], name: str) -> str:
+    return words[words.index(f"--{name}") + 1]
+
+
+def test_each_command_gets_the_folders_and_settings_that_belong_to_it(
+    commands: list[list[str]],
+) -> None:
+    settings = ["--world", "extrapolation", "--language", "zh", "--pairs", "7", "--seed", SEED]
+    main(["--output_dir", "q", *settings])
+    world, _, preferences, *_, report, evaluate = commands
+    assert world[:2] == ["lab", "world"]
+    names = ("output_dir", "world", "language", "n_heldout_prompts")
+    assert [option(world, name) for name in names] == ["q/world", "extrapolation", "zh", "512"]
+    assert preferences[:2] == ["lab", "preferences"]
+    assert option(preferences, "policy") == "q/sft"
+    assert option(preferences, "world") == "q/world"
+    assert option(preferences, "output") == "q/world/preferences.jsonl"
+    assert option(preferences, "pairs") == "7"
+    assert report[1:3] == ["vanilla=q/logs/ppo_vanilla", "PPO-max=q/logs/ppo_max"]
+    place = evaluate.index("--policies") + 1
+    assert evaluate[place : place + 3] == ["q/sft", "q/ppo_vanilla", "q/ppo_max"]
+    assert option(evaluate, "prompts") == "q/world/prompts_heldout.jsonl"
+    # the first reward decides who wins: the gold one
+    sources = re.findall(r"[{ ]([^ ]+): 1\.0", option(evaluate, "rewards"))
+    assert [source.rpartition(":")[2] for source in sources] == [
+        *("gold_reward", "q/reward", "well_formed")
+    ]
+    sampling = ("max_new_tokens", "temperature", "top_p", "repetition_penalty")
+    assert [option(evaluate, name) for name in sampling] == ["48", "1", "1", "1"]
+
+
 def test_steps_continue_after_an_interruption(commands: list[list[str]]) -> None:
     def interrupted(argv: Sequence[str]) -> None:
         commands.append(list(argv))

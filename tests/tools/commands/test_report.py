@@ -58,7 +58,10 @@ def test_longest_dialogue_and_number_of_pairs_reach_the_report(
     argv = ["reward", "--model", folders.reward, "--preferences", pairs, "--device", "cpu"]
     argv += ["--output", str(tmp_path / "out"), "--max_length", "48", "--max_pairs", "1"]
     main(argv)
-    assert read_numbers(tmp_path / "out")["accuracy"]["pairs"] == 1
+    numbers = read_numbers(tmp_path / "out")
+    assert numbers["accuracy"]["pairs"] == 1
+    assert numbers["settings"] == {"max_length": 48, "max_pairs": 1, "dtype": "float32"}
+    assert numbers["sources"] == {"pairs": pairs}
 
 
 def test_bad_pairs_are_placed(folders: Folders, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from lit_rlhf.cli.main import main
 from lit_rlhf.data import DataSource, PreferenceRecord, load_records
-from lit_rlhf.tools.commands import reward
+from lit_rlhf.tools.commands import quickstart, reward
 from lit_rlhf.tools.commands.reward import COMMANDS, assign_folds, relabel
 from lit_rlhf.tools.evaluation.reward_report.scores import ScoredPairs
 from tests.support.evaluation_folders import assert_continued, read_lines, refusal, write_lines
@@ -192,6 +192,29 @@ def test_wrong_arguments_are_named(
     assert expected in message
 
 
+def test_fit_starts_from_the_model_and_ends_in_the_folder_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(quickstart, "run", lambda *words: commands.append(words))
+    configs = ["--config", "quickstart/reward"]
+    trained = reward.fit_reward_model("sft", PAIRS[:1], configs, str(tmp_path), seed=5)
+    assert trained == f"{tmp_path}/reward"
+    (words,) = commands
+    assert words[:-1] == ("fit", *configs, "--config")
+    overlay = json.loads(Path(words[-1]).read_text("utf-8"))
+    assert overlay["seed_everything"] == 5
+    assert overlay["model"]["init_args"] == {
+        "model_path": "sft",
+        "output_dir": trained,
+        "head_seed": 5,
+    }
+    data = overlay["data"]["init_args"]
+    (source,) = data.pop("train_sources")
+    assert read_lines(Path(source["path"])) == PAIRS[:1]
+    assert data == {"val_fraction": 0, "test_fraction": 0, "seed": 5}
+
+
 @pytest.mark.slow  # trains two models
 def test_fits_are_those_of_the_reward_stage(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: Any
@@ -248,7 +271,13 @@ def strengths(tmp_path: Path) -> str:
     ],
 )
 def test_relabelled_pairs_by_hand(
-    strengths: str, flip: float, remove: float, margin: bool, expected: list[str], tmp_path: Path
+    strengths: str,
+    flip: float,
+    remove: float,
+    margin: bool,
+    expected: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = str(tmp_path / "clean.jsonl")
     flags = ["--flip", str(flip), "--remove", str(remove), "--margin", str(margin).lower()]
@@ -256,6 +285,8 @@ def test_relabelled_pairs_by_hand(
     rows = read_lines(Path(output))
     relabelled = [f"{r['chosen']} {r['strength']} {r.get('margin') or 0}" for r in rows]
     assert relabelled == expected
+    counts = f"{round(flip * 5)} flipped, {round(remove * 5)} removed"
+    assert f"{len(expected)} pairs in {output}: {counts}" in capsys.readouterr().out
     assert all(row["chosen"][1] == row["rejected"][1] for row in rows)  # one prompt each
     records = load_records("preference", [DataSource(output)])
     assert [record.margin for record in records] == [float(e.split()[2]) for e in expected]

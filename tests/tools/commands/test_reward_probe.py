@@ -36,7 +36,14 @@ def test_probe_names_what_gains_and_ends_with_1(
     verdicts = {row["name"]: row["verdict"] for row in report["results"]}
     assert (verdicts["said twice"], verdicts["empty"]) == ("gains", "costs")
     assert report["n_prompts"] == 9
-    assert report["settings"]["rewards"] == {CHARACTERS: 2.0}
+    assert report["settings"] == {
+        "rewards": {CHARACTERS: 2.0},
+        "data": [data],
+        "policy": folders.sft,
+        "seed": 0,
+        "max_new_tokens": None,
+        "dtype": "float32",
+    }
     assert (tmp_path / "out" / "probe.svg").read_text("utf-8").startswith("<?xml")
 
 

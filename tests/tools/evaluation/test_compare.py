@@ -23,7 +23,13 @@ from lit_rlhf.tools.evaluation import (
     read_prompts,
     read_responses,
 )
-from lit_rlhf.tools.evaluation.compare import METRICS, PolicyReport, PolicySamples, measure_policy
+from lit_rlhf.tools.evaluation.compare import (
+    METRICS,
+    BestOf,
+    PolicyReport,
+    PolicySamples,
+    measure_policy,
+)
 from lit_rlhf.tools.evaluation.outcomes import Outcomes, ScoreSummary, score_summary
 from lit_rlhf.tools.evaluation.sampling import (
     EncodedPrompts,
@@ -78,6 +84,12 @@ def test_every_reward_decides_against_the_first_policy(comparison: Comparison, r
     assert (rates.win, rates.lose, rates.n) == (wins / 7, losses / 7, 7)
     decided = [(by, list(outcomes)) for by, outcomes in comparison.head_to_heads]
     assert decided == [("characters", ["ppo"]), ("reward", ["ppo"])]
+
+
+def test_each_policy_gives_its_own_responses(comparison: Comparison, folders: Folders) -> None:
+    alone = compared(folders, [folders.ppo], rewards={}).samples["ppo"]
+    assert comparison.samples["ppo"].responses == alone.responses
+    assert comparison.samples["sft"].responses != alone.responses
 
 
 def test_a_file_of_responses_has_the_prompts_as_they_were_read(tmp_path: Path) -> None:
@@ -388,8 +400,9 @@ def test_no_prompts_are_refused(policy: PreTrainedModel, encoder: DialogueEncode
 
 
 def test_the_table_shows_scores_metrics_and_outcomes(capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = dict.fromkeys((*METRICS, "commonest_opening", "repetition"), 0.0)
+    metrics = dict.fromkeys(METRICS, 0.0)
     metrics |= {"response_length": 12.345, "truncation_rate": 0.125, "distinct_2": 0.4567}
+    metrics |= {"commonest_opening": 0.25, "repetition": 0.75, "kl": 1.5, "perplexity": 2.5}
     sft = PolicyReport(
         path="runs/sft",
         scores={"gold": ScoreSummary(mean=0.5, low=0.4, high=0.6, std=1.0)},
@@ -418,6 +431,14 @@ def test_the_table_shows_scores_metrics_and_outcomes(capsys: pytest.CaptureFixtu
             rewards={"gold": "a:gold"},
             n_prompts=256,
             shortened=0,
+            best_of=[
+                BestOf(
+                    n=4,
+                    kl=0.64,
+                    scores={"gold": ScoreSummary(mean=2.0, low=1.5, high=2.25, std=1.0)},
+                    differences={},
+                )
+            ],
         )
     )
     lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
@@ -425,7 +446,12 @@ def test_the_table_shows_scores_metrics_and_outcomes(capsys: pytest.CaptureFixtu
     assert ["gold", "0.50 [0.40, 0.60]", "1.25 [1.00, 1.50]"] in lines
     assert ["length, tokens", "12.3", "12.3"] in lines
     assert ["truncated", "12.5%", "12.5%"] in lines
+    assert ["commonest opening", "25.0%", "25.0%"] in lines
+    assert ["repetition", "75.0%", "75.0%"] in lines
+    assert ["KL, nats", "1.50", "1.50"] in lines
+    assert ["perplexity", "2.50", "2.50"] in lines
     assert ["distinct-2", "0.457", "0.457"] in lines
+    assert ["4", "0.64", "2.00 [1.50, 2.25]"] in lines
     assert ["gold", "ppo", "50 [44, 56]", "20 [15, 26]", "30 [25, 35]", "256"] in lines
 
 

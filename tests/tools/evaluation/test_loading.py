@@ -6,7 +6,7 @@ import torch
 from lit_rlhf.models import save_model_folder
 from lit_rlhf.rollout import SamplingOptions
 from lit_rlhf.tools.evaluation import loading
-from tests.support.evaluation_folders import Folders
+from tests.support.evaluation_folders import Folders, write_policy
 from tests.support.tiny_models import VOCAB_SIZE, tiny_causal_lm, tiny_tokenizer
 
 
@@ -58,8 +58,16 @@ def test_response_longer_than_the_positions_is_refused(
 
 
 def test_a_model_is_not_shown_text_in_another_way_than_in_its_training(folders: Folders) -> None:
-    with pytest.raises(ValueError, match="the chat templates differ"):
+    both = r"(?s)training \(here\).*here:  '\\n\\nHuman: .*there: 'Human:"
+    with pytest.raises(ValueError, match=both):
         loading.load_encoder(folders.sft, FEW, chat_template="paper-en")
+
+
+def test_text_of_the_second_policy_is_shown_as_here(folders: Folders, tmp_path: Path) -> None:
+    other = write_policy(tmp_path / "other", template="paper-en")
+    both = r"(?s)other' \(here\).*here:  'Human:.*there: '\\n\\nHuman: "
+    with pytest.raises(ValueError, match=both):
+        loading.load_shared_encoder([folders.sft, other])
 
 
 def test_a_tokenizer_with_tokens_that_the_model_does_not_embed_is_refused(tmp_path: Path) -> None:

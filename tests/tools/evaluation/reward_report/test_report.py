@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from lit_rlhf.data import Message, PreferenceRecord
+from lit_rlhf.tools.evaluation.outcomes import ScoreSummary
 from lit_rlhf.tools.evaluation.reward_report import RewardReport, measure_reward_model, report_html
 from lit_rlhf.tools.evaluation.reward_report.measures import (
+    Accuracy,
     accuracy,
     calibration_error,
     correlation,
@@ -20,7 +22,11 @@ from lit_rlhf.tools.evaluation.reward_report.measures import (
     length_buckets,
     reliability,
 )
-from lit_rlhf.tools.evaluation.reward_report.render import print_strengths, verdict
+from lit_rlhf.tools.evaluation.reward_report.render import (
+    print_reward_report,
+    print_strengths,
+    verdict,
+)
 from lit_rlhf.tools.evaluation.reward_report.scores import ScoredPairs
 from tests.support.report_pages import Page
 
@@ -72,6 +78,50 @@ def test_numbers_of_the_report_are_each_of_its_own_side(report: RewardReport) ->
     lengths = [9, 8, 7, 6, 2, 3, *[5] * 6]
     by_score = np.corrcoef(lengths, [3, -1, 1, 0, 1, 4, 1, 2, 0, 1, 1, 0])[0, 1]
     assert report.score_by_length["pearson"] == pytest.approx(by_score)
+
+
+def test_numbers_of_table_and_page_are_each_in_its_own_column(
+    report: RewardReport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    helpful = Accuracy(pairs=1234, accuracy=0.5, low=0.25, high=0.75, margin=1.5, longer=0.625)
+    overall = Accuracy(pairs=2000, accuracy=0.6, low=0.55, high=0.7, margin=2.5, longer=0.65)
+    own = replace(
+        report,
+        accuracy=overall,
+        by_source={"helpful": helpful, "harmless": helpful},
+        gain=ScoreSummary(mean=0.1, low=0.05, high=0.2, std=1.0),
+        calibration_error=0.123,
+        pairwise_loss=0.456,
+        difference_by_length={"pearson": 0.25, "spearman": -0.5},
+        score_by_length={"pearson": 0.75, "spearman": -0.25},
+        perplexity={"reward model": {"all": 3.0, "by_source": {"helpful": 2.0, "harmless": 4.0}}},
+    )
+    sentence = "The model is right more often than preferring the longer response would be"
+    assert verdict(own) == f"{sentence}: +10.0 points [+5.0, +20.0]."
+    print_reward_report(own)
+    lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert ["helpful", "1234", "50.0% [25.0%, 75.0%]", "62.5%"] in lines
+    assert ["all", "2000", "60.0% [55.0%, 70.0%]", "65.0%"] in lines
+    shown = page(own)
+    source_rows = {
+        row.one("th").text: [cell.text for cell in row.all("td")]
+        for row in shown.root.all("section")[1].all("tr")[1:]
+    }
+    assert source_rows == {
+        "all": ["2,000", "60.0%", "55.0% - 70.0%", "65.0%", "2.500", "3.00"],
+        "helpful": ["1,234", "50.0%", "25.0% - 75.0%", "62.5%", "1.500", "2.00"],
+        "harmless": ["1,234", "50.0%", "25.0% - 75.0%", "62.5%", "1.500", "4.00"],
+    }
+    assert [fact.text for fact in shown.root.all(css="fact")] == [
+        "60.0% right [55.0%, 70.0%]",
+        "65.0% would be right by preferring the longer",
+        "0.123 expected calibration error",
+        "+0.25 correlation of score and length differences",
+        "3.00 perplexity of chosen responses, reward model",
+        "0.456 pairwise loss (Eq. 1), nats; 0.693 is guessing",
+    ]
+    assert "pairs: Pearson +0.25, Spearman -0.50. Score" in shown.root.text
+    assert "all responses: Pearson +0.75, Spearman -0.25." in shown.root.text
 
 
 def test_the_page_needs_nothing_else(report: RewardReport) -> None:
