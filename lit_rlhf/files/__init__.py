@@ -30,8 +30,8 @@ from lit_rlhf.files.locks import FolderLocks as FolderLocks
 from lit_rlhf.files.locks import lock_outputs as lock_outputs
 from lit_rlhf.files.locks import lock_path as lock_path
 from lit_rlhf.files.manifest import MANIFEST as MANIFEST
+from lit_rlhf.files.manifest import check_model_files as check_model_files
 from lit_rlhf.files.manifest import check_responses as check_responses
-from lit_rlhf.files.manifest import check_weights as check_weights
 from lit_rlhf.files.manifest import code_versions as code_versions
 from lit_rlhf.files.manifest import find_changed_files as find_changed_files
 from lit_rlhf.files.manifest import hash_files as hash_files

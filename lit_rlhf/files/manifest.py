@@ -136,15 +136,18 @@ def hash_model(folder: str | Path) -> str | None:
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
-def check_weights(folder: Path) -> None:
-    """Compare the weights in a folder with its manifest, if it has one.
+def check_model_files(folder: Path) -> None:
+    """Compare the files that `hash_model` covers with a folder's manifest, if it has one.
+
+    The same weights under another configuration or tokenizer are another model. The card may be
+    edited.
 
     Raises:
-        ValueError: If a file is damaged or was replaced.
+        ValueError: If a file is damaged, is gone or was replaced.
     """
     for name, expected in listed_files(folder, strict=True).items():
-        if "/" not in name and name.endswith(".safetensors"):
-            _check_file(folder / name, expected, "path", "weights", folder)
+        if "/" not in name and name.endswith(_HASHED):
+            _check_file(folder / name, expected, "path", "files", folder)
 
 
 def check_responses(path: Path) -> dict[str, Any]:

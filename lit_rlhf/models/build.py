@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lit_rlhf.files import check_model_files
 from lit_rlhf.forward import LanguageModel, unwrap_model
 from lit_rlhf.models.config import ModelOptions, read_config
 from lit_rlhf.models.heads import check_whole, set_heads
@@ -94,6 +95,7 @@ def load_adapter_folder(
     file = Path(path) / ADAPTER_WEIGHTS
     if not file.is_file():
         raise ValueError(f"path: expected adapters with safetensors weights, got no {file}")
+    check_model_files(Path(path))
     check_whole(file)
     config = PeftConfig.from_pretrained(str(path))
     source = base or _require_base(config, path)

@@ -25,7 +25,7 @@ from lit_rlhf.files import PARTIAL, RepeatedKeyError, parse_json, read_text
 from lit_rlhf.hub import find_hub_problem
 from lit_rlhf.paths import WRONG_VALUES as WRONG_VALUES
 from lit_rlhf.paths import check_model_path as check_model_path
-from lit_rlhf.sandbox import SandboxError, match_names, try_in_fork
+from lit_rlhf.sandbox import SandboxError, try_in_fork
 
 DTYPES: tuple[str, ...] = get_args(DType)
 
@@ -207,6 +207,14 @@ def _build_config(path: str | Path, trust_remote_code: bool = False) -> PreTrain
         )
     except (OSError, ValueError) as error:
         raise ValueError(f"path: expected a model at {path}, got none: {error}") from error
+    if (quantization := getattr(config, "quantization_config", None)) is not None:
+        method = (
+            quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        )
+        raise ValueError(
+            f"path: expected a model whose weights are not quantized, got the quantization_config "
+            f"{method} in config.json of {path}"
+        )
     text_config = config.get_text_config()
     if not isinstance(text_config, PreTrainedConfig):
         raise TypeError(f"unexpected text_config of a {config.model_type}")
@@ -237,10 +245,7 @@ def _try_config(file: Path, content: bytes) -> None:
         config = _build_config(file.parent)
         with torch.device("meta"):
             model = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
-        quantization = json.loads(content).get("quantization_config")
-        # these are regular expressions for some methods
-        match_names(quantization, dict(model.named_modules()))
-        _check_size(model, _count_stored(file.parent, is_quantized=quantization is not None))
+        _check_size(model, _count_stored(file.parent))
 
     try:
         try_in_fork(build)
@@ -267,15 +272,10 @@ def _check_size(model: PreTrainedModel, stored: _StoredSize | None) -> None:
         raise MemoryError
 
 
-def _count_stored(folder: Path, *, is_quantized: bool) -> _StoredSize | None:
-    """Count what the weight files in a folder hold, by their headers.
-
-    Args:
-        folder: The folder.
-        is_quantized: Whether an element of a tensor may hold several weights.
-    """
+def _count_stored(folder: Path) -> _StoredSize | None:
+    """Count what the weight files in a folder hold, by their headers."""
     files = [path for path in folder.glob("*.safetensors") if path.is_file()]
-    if not files or is_quantized:
+    if not files:
         files += folder.glob("pytorch_model*.bin")
         size = sum(file.stat().st_size for file in files)
         return _StoredSize(weights=_MOST_PER_BYTE * size, tensors=0) if files else None

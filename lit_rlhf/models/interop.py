@@ -165,6 +165,23 @@ def check_weights_are_there_once(folder: Path) -> None:
         )
 
 
+def check_weights_are_real(folder: Path) -> None:
+    """Refuse weights of integers, truth values or complex numbers.
+
+    They are codes of a quantization whose scales are elsewhere, and would be read as numbers.
+    """
+    for file in sorted(folder.glob("*.safetensors")):
+        check_whole(file)
+        with safe_open(file, framework="pt") as stored:
+            for name in list(stored.keys()):
+                kind = stored.get_slice(name).get_dtype()
+                # other tensors may be masks and positions
+                if name.endswith(".weight") and not kind.startswith(("F", "BF")):
+                    raise ValueError(
+                        f"path: expected weights of floating point in {file}, got {name} of {kind}"
+                    )
+
+
 def _find_file(path: str | Path, name: str) -> Path | None:
     """A file of a model, fetched from the hub for an id; `None` if the model has no such file."""
     try:

@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from lit_rlhf.files import check_weights
+from lit_rlhf.files import check_model_files
 from lit_rlhf.forward import LanguageModel, count_heads, optimize_forward
 from lit_rlhf.models.config import (
     WRONG_VALUES,
@@ -53,6 +53,7 @@ from lit_rlhf.models.heads import (
 from lit_rlhf.models.interop import (
     HEAD_NAMES,
     check_not_delta_weights,
+    check_weights_are_real,
     check_weights_are_there_once,
     find_stored_head,
 )
@@ -333,9 +334,10 @@ def _load_pretrained(
 ) -> PreTrainedModel:
     """Load a model with all its weights; `arguments` are more arguments of `from_pretrained`."""
     if Path(path).is_dir():
-        check_weights(Path(path))
+        check_model_files(Path(path))
         check_text_files(Path(path))
         check_weights_are_there_once(Path(path))
+        check_weights_are_real(Path(path))
     # transformers initializes missing weights at random, which are errors below
     with private_rng(0), without_loading_report():
         try:

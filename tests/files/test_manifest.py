@@ -9,7 +9,7 @@ import pytest
 
 from lit_rlhf.files import (
     MANIFEST,
-    check_weights,
+    check_model_files,
     code_versions,
     find_changed_files,
     hash_model,
@@ -40,38 +40,39 @@ def test_manifest_lists_size_and_hash_of_every_file_but_itself(folder: Path) -> 
     assert manifest["files"] == listed_files(folder) == expected
 
 
+@pytest.mark.parametrize("name", [WEIGHTS, "config.json"])
 @pytest.mark.parametrize("damage", ["one byte", "gone"])
-def test_changed_weights_are_refused(folder: Path, damage: str) -> None:
-    check_weights(folder)
-    (folder / "config.json").write_text("edited by hand")
-    check_weights(folder)
+def test_changed_files_of_a_model_are_refused(folder: Path, name: str, damage: str) -> None:
+    check_model_files(folder)
+    (folder / "critic" / WEIGHTS).write_text("another model's")
+    check_model_files(folder)
     if damage == "gone":
-        (folder / WEIGHTS).unlink()
+        (folder / name).unlink()
     else:
-        (folder / WEIGHTS).write_text(WEIGHTS.replace("m", "n", 1))
-        os.utime(folder / WEIGHTS, ns=(1, 1))
-    with pytest.raises(ValueError, match=r"expected the weights that .*lit_rlhf\.json lists"):
-        check_weights(folder)
+        (folder / name).write_text(name.replace("o", "n", 1))
+        os.utime(folder / name, ns=(1, 1))
+    with pytest.raises(ValueError, match=r"expected the files that .*lit_rlhf\.json lists"):
+        check_model_files(folder)
     (folder / MANIFEST).unlink()
-    check_weights(folder)
+    check_model_files(folder)
 
 
 def test_manifest_of_another_program_is_as_good_as_none(tmp_path: Path) -> None:
     for content in ("[]", '{"files": []}', '{"files": 3, "made": 4, "versions": []}'):
         (tmp_path / MANIFEST).write_text(content)
         assert read_manifest(tmp_path) == listed_files(tmp_path) == {}
-        check_weights(tmp_path)
+        check_model_files(tmp_path)
     assert read_manifest(tmp_path / "nowhere") == {}
 
 
 def test_damaged_list_lists_nothing(folder: Path) -> None:
     (folder / MANIFEST).write_text('{"files": {"model.safetensors": 3}}')
-    check_weights(folder)
+    check_model_files(folder)
     for damaged in ("{", "[" * 200_000):
         (folder / MANIFEST).write_text(damaged)
         assert read_manifest(folder) == {}
         with pytest.raises(ValueError, match=rf"expected JSON in .*{MANIFEST}, got a damaged"):
-            check_weights(folder)
+            check_model_files(folder)
 
 
 def test_hash_of_a_model_tells_models_apart(folder: Path, tmp_path: Path) -> None:

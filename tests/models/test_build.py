@@ -68,9 +68,10 @@ def test_merged_adapters_compute_the_same(
 
 @pytest.fixture
 def adapters(folder: Path, tmp_path: Path) -> Path:
-    """A folder of adapters, with the model below them."""
+    """A folder of adapters without a manifest, with the model below them."""
     model = perturb_trained_weights(load_causal_lm(folder, LORA))
     save_adapter_folder(model, tiny_tokenizer(), tmp_path / "adapters")  # type: ignore[arg-type]
+    (tmp_path / "adapters" / "lit_rlhf.json").unlink()
     return tmp_path / "adapters"
 
 
@@ -101,6 +102,7 @@ def test_adapters_that_the_configuration_does_not_name_are_refused(
     model = load_scalar_model(folder, LORA, head_seed=0) if scalar else load_causal_lm(folder, LORA)
     save_adapter_folder(model, tiny_tokenizer(), tmp_path)  # type: ignore[arg-type]
     load_adapter_folder(tmp_path, ModelOptions(), str(folder))
+    (tmp_path / "lit_rlhf.json").unlink()  # which lists the file
     config = json.loads((tmp_path / ADAPTER_CONFIG).read_text("utf-8"))
     others = ("q_proj", "down_proj")
     named = [name for name in config["target_modules"] if not name.endswith(others)]
@@ -109,6 +111,14 @@ def test_adapters_that_the_configuration_does_not_name_are_refused(
     module = r"base_model\.model\.model\.layers\.\d\.\S+\.weight"
     message = f"names all modules .*{ADAPTER_WEIGHTS}, got no place for {module}.* and 3 more$"
     with pytest.raises(ValueError, match=message):
+        load_adapter_folder(tmp_path, ModelOptions(), str(folder))
+
+
+def test_adapters_that_differ_from_their_manifest_are_refused(folder: Path, tmp_path: Path) -> None:
+    save_adapter_folder(load_causal_lm(folder, LORA), tiny_tokenizer(), tmp_path)  # type: ignore[arg-type]
+    config = json.loads((tmp_path / ADAPTER_CONFIG).read_text("utf-8"))
+    (tmp_path / ADAPTER_CONFIG).write_text(json.dumps(config | {"lora_alpha": 99}), "utf-8")
+    with pytest.raises(ValueError, match=r"lists, got another .*adapter_config\.json: it"):
         load_adapter_folder(tmp_path, ModelOptions(), str(folder))
 
 

@@ -58,6 +58,7 @@ def with_code(folder: Path, mark: Path, **config: Any) -> None:
     ):
         path = folder / f"{file}.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    (folder / "lit_rlhf.json").unlink(missing_ok=True)  # which lists the configs
 
 
 def test_payloads_of_these_tests_run_where_nothing_stops_them(folder: Path, mark: Path) -> None:
