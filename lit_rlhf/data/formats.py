@@ -674,9 +674,14 @@ def _parse_multiple_choice(row: Row, kind: RecordKind) -> Iterator[_Parts]:
     letters = _OPTION_LETTERS
     options = row.get("options")
     if options is None:
-        options = [row.get(letter) for letter in letters if row.get(letter) is not None]
+        given = [n for n, letter in enumerate(letters) if row.get(letter) is not None]
+        last = max(given, default=-1)
+        options = [row.get(letter) for letter in letters[: last + 1]]
     if not isinstance(options, list) or not 2 <= len(options) <= len(letters):
         raise row.error(f"not a list of 2 to {len(letters)} options", field="options")
+    for letter, option in zip(letters, options, strict=False):
+        if not isinstance(option, str | int | float) or not str(option).strip():
+            raise row.error(f"option {letter} is missing or empty", field="options")
     lines = [f"{letter}. {option}" for letter, option in zip(letters, options, strict=False)]
     prompt = _add_system(row, (Message("user", "\n".join([row.read_string("question"), *lines])),))
     answer = row.get("answer")
@@ -768,15 +773,25 @@ def _make_record(row: Row, kind: RecordKind, parts: _Parts) -> Record:
 def _check_scores(row: Row) -> None:
     """Refuse a preference whose own scores say that the rejected response is better."""
     for better, worse in _SCORES:
-        of_chosen = row.get(better)
-        of_rejected = row.get(worse)
-        is_rated = isinstance(of_chosen, int | float) and isinstance(of_rejected, int | float)
-        if is_rated and of_chosen < of_rejected:
+        of_chosen = _read_score(row, better)
+        of_rejected = _read_score(row, worse)
+        if of_chosen is not None and of_rejected is not None and of_chosen < of_rejected:
             raise row.error(
                 f"below {worse}, so that the rejected response is the better one",
                 field=better,
                 detail=f"{of_chosen} and {of_rejected}",
             )
+
+
+def _read_score(row: Row, field: str) -> float | None:
+    """A score of a preference, which a table holds as text; `None` for what is no score."""
+    score = row.get(field)
+    if isinstance(score, str) and score.strip():
+        try:
+            return float(score)
+        except ValueError:
+            raise row.error("not a number", field=field, detail=f"{score!r:.100}") from None
+    return score if isinstance(score, int | float) else None
 
 
 def _name_missing_response(row: Row, kind: RecordKind, parts: _Parts) -> str:

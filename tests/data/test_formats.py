@@ -165,6 +165,45 @@ def test_scores_against_the_choice_are_refused(write_lines: Writer, names: tuple
     assert len(read("demonstration", write_lines(equal, against))) == 2
 
 
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "problem"),
+    [
+        ("9", "10", "below score_rejected"),
+        ("10", "9", None),
+        (" 1e1 ", 9, None),
+        ("9,5", "10,5", "not a number"),
+        ("", "3", None),  # not rated
+    ],
+)
+def test_scores_of_a_table_are_compared_as_numbers(
+    chosen: str, rejected: Any, problem: str | None, write_lines: Writer
+) -> None:
+    row = {"prompt": "q", "chosen": "a", "rejected": "b"}
+    path = write_lines(row | {"score_chosen": chosen, "score_rejected": rejected})
+    if problem is None:
+        assert len(read("preference", path)) == 1
+    else:
+        with pytest.raises(RecordError, match=rf"data.jsonl:1: field 'score_chosen': {problem}"):
+            read("preference", path)
+
+
+@pytest.mark.parametrize(
+    ("options", "letter"),
+    [
+        ({"A": "one", "B": "two", "C": "", "D": "four"}, "C"),
+        ({"A": "one", "B": "two", "D": "four"}, "C"),
+        ({"options": ["one", None, "three"]}, "B"),
+        ({"options": ["one", "two", " "]}, "C"),
+    ],
+)
+def test_option_that_is_missing_does_not_move_the_next_ones_up(
+    options: dict[str, Any], letter: str, write_lines: Writer
+) -> None:
+    path = write_lines({"question": "q", **options, "answer": "B"})
+    with pytest.raises(RecordError, match=f"'options': option {letter} is missing or empty"):
+        read("demonstration", path)
+
+
 @pytest.mark.parametrize("choice", [0, None, "2"])
 def test_tie_is_only_a_prompt(write_lines: Writer, choice: Any) -> None:
     row = {"prompt": "q", "response_1": "a", "response_2": "b"}
