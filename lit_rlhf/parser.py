@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace, set_loader
 from lit_rlhf.imports import current_folder, import_class_module
 from lit_rlhf.suggestions import did_you_mean, find_nearest
 from lit_rlhf.terminal import one_line
-from lit_rlhf.yaml_loading import keep_base_60_as_text, load_yaml
+from lit_rlhf.yaml_loading import keep_other_bases_as_text, load_yaml
 
 _MODE = "lit_rlhf"  # the name of the loader among jsonargparse's
 
@@ -84,7 +84,7 @@ class CommandParser(ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         try:
             # parsing a file changes to its folder
-            with current_folder(os.getcwd()), keep_base_60_as_text():
+            with current_folder(os.getcwd()), keep_other_bases_as_text():
                 return super().parse_args(words, *others, **options)
         except UsageError as error:
             place = f"{error.file}: " if error.file else ""

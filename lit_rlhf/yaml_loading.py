@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# private, but only this loader reads the text of a flag: see keep_base_60_as_text
+# private, but only this loader reads the text of a flag: see keep_other_bases_as_text
 from jsonargparse._loaders_dumpers import get_yaml_default_loader
 
 from lit_callbacks.yaml_reading import StrictLoader
@@ -11,8 +11,8 @@ from lit_callbacks.yaml_reading import load_yaml as load_yaml
 
 
 @contextmanager
-def keep_base_60_as_text() -> Iterator[None]:
-    """Have jsonargparse take `1:30` for text inside the block, in a flag that is a number, too.
+def keep_other_bases_as_text() -> Iterator[None]:
+    """Have jsonargparse take `1:30` and `010` for text inside the block, in flags of numbers too.
 
     The text of a flag is not read by the loader that a parser has, but by jsonargparse's own
     (4.53), which has no public name. A number in quotes in a file is read by it, too.

@@ -1,4 +1,4 @@
-"""Configurations mean what they say: no key twice, no number to the base 60, no endless alias."""
+"""Configurations mean what they say: no key twice, no odd base, no endless alias."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser
 
 from lit_callbacks import yaml_reading
 from lit_callbacks.yaml_reading import MAX_BYTES, load_yaml, read_yaml
-from lit_rlhf.yaml_loading import keep_base_60_as_text
+from lit_rlhf.yaml_loading import keep_other_bases_as_text
 from tests.support.hostile_yaml import BOMB
 
 
@@ -33,6 +33,7 @@ def test_values_are_read_as_jsonargparse_reads_them() -> None:
         "e": {"b": 1},
     }
     assert load_yaml("{time: '1:30', port: 'a:80'}") == {"time": "1:30", "port": "a:80"}
+    assert load_yaml("['010', 0, 0.10, 08, -0]") == ["010", 0, 0.1, "08", 0]
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,8 @@ def test_values_are_read_as_jsonargparse_reads_them() -> None:
         ("a: 1:30", "line 1, column 4: expected a number or text in quotes, got 1:30, which"),
         ("a: -1:30:00", "got -1:30:00, which YAML reads to the base 60"),
         ("a: 0:30.5", "got 0:30.5, which YAML"),
+        ("a: 010", "got 010, which YAML reads to the base 8"),
+        ("a: -0_7", "got -0_7, which YAML reads to the base 8"),
         ("a: &a [*a]", "column 7: expected a value, got an alias of what contains it|line 1"),
         ("a: &a {b: {c: *a}}", "got an alias of what contains it"),
         ("&a {? *a : 1}", "alias of what contains it|unhashable"),
@@ -74,9 +77,10 @@ def test_largest_number_of_values_counts_what_aliases_stand_for(
 def test_a_flag_of_a_number_is_no_time_inside_the_block_alone() -> None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--size", type=int | str)
-    with keep_base_60_as_text():
+    with keep_other_bases_as_text():
         assert parser.parse_args(["--size", "1:30"]).size == "1:30"
         assert parser.parse_args(["--size", "12"]).size == 12
+        assert parser.parse_args(["--size", "010"]).size in ("010", 10)
     # what jsonargparse does by itself: once it does not, the block can go
     assert parser.parse_args(["--size", "1:30"]).size == 90
 

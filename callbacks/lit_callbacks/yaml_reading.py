@@ -1,7 +1,7 @@
 """Reads YAML, without what silently means something else and what takes very long.
 
-A key that is given twice is refused, of which the last would win; a plain `1:30`, which YAML 1.1
-reads as 90; and aliases that contain themselves or stand for very much.
+A key that is given twice is refused, of which the last would win; a plain `1:30` or `010`, which
+YAML 1.1 reads as 90 and 8; and aliases that contain themselves or stand for very much.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ _FLOAT = re.compile(
 )
 """Numbers as YAML 1.2 and jsonargparse write them, `1e-5` too."""
 _INT = re.compile(
-    r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)$",
+    r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$",
 )
-"""Whole numbers as PyYAML writes them, without those to the base 60."""
+"""Whole numbers as PyYAML writes them, without those to the bases 8 and 60."""
 _BASE_60 = re.compile(
     r"[-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*"
 )
+_BASE_8 = re.compile(r"[-+]?0[0-7_]+")
 _INT_TAG = "tag:yaml.org,2002:int"
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _REPLACED_TAGS = (_INT_TAG, _FLOAT_TAG, "tag:yaml.org,2002:timestamp")
@@ -143,12 +144,13 @@ def _check(node: yaml.Node, sizes: dict[int, int], above: set[int]) -> int:
     if id(node) in above:
         raise _refusal(node, "expected a value, got an alias of what contains it")
     if isinstance(node, yaml.ScalarNode):
-        if not node.style and _BASE_60.fullmatch(node.value):  # plain, without quotes
-            raise _refusal(
-                node,
-                f"expected a number or text in quotes, got {node.value:.40}, which YAML reads to "
-                "the base 60",
-            )
+        for base, pattern in ((8, _BASE_8), (60, _BASE_60)):
+            if not node.style and pattern.fullmatch(node.value):  # plain, without quotes
+                raise _refusal(
+                    node,
+                    f"expected a number or text in quotes, got {node.value:.40}, which YAML reads "
+                    f"to the base {base}",
+                )
         children: list[yaml.Node] = []
     elif isinstance(node, yaml.MappingNode):
         _check_keys(node)
