@@ -34,6 +34,12 @@ def check_count(name: str, value: int, minimum: int = 1) -> None:
         raise ValueError(f"{name}: expected an integer >= {minimum}, got {value!r}")
 
 
+def check_seed(name: str, value: int) -> None:
+    """Raise ValueError about the argument `name` unless `value` is a seed that NumPy takes."""
+    if not 0 <= value < 2**32:
+        raise ValueError(f"{name}: expected a seed from 0 to {2**32 - 1}, got {value}")
+
+
 def check_number(name: str, value: float, expected: str, holds: Callable[[float], bool]) -> None:
     """Raise ValueError unless a value is a number with some property.
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from docstring_parser import parse
 
+from lit_rlhf.checks import check_seed
 from lit_rlhf.errors import end_with_message
 from lit_rlhf.parser import CommandParser
 from lit_rlhf.paths import check_output_path
@@ -109,6 +110,8 @@ class Command:
         try:
             arguments = parser.instantiate(parsed).as_dict()
             del arguments["config"]
+            if "seed" in arguments:
+                check_seed("seed", arguments["seed"])
             with self._lock_outputs(arguments):
                 result = self.function(**arguments)
                 if self.then is not None:

@@ -55,6 +55,22 @@ def test_usage_error_is_one_line_with_status_2(
     assert output.startswith(f"paint: error: {expected}")
 
 
+def sample(seed: int = 0) -> int:
+    """Sample.
+
+    Args:
+        seed: Seed of the sampling.
+    """
+    return seed
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**32), "9" * 30])
+def test_a_seed_that_is_out_of_range_is_refused_by_name(seed: str) -> None:
+    assert Command(sample).run(["--seed", str(2**32 - 1)], "paint") == 2**32 - 1
+    with pytest.raises(SystemExit, match=f"^paint: seed: expected a seed from .* got {seed}$"):
+        Command(sample).run(["--seed", seed], "paint")
+
+
 def test_an_error_of_several_lines_becomes_one() -> None:
     def fail() -> None:
         """Fail."""

@@ -19,10 +19,16 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar, WeightAveraging
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import (
+    ArgsType,
+    LightningArgumentParser,
+    LightningCLI,
+    SaveConfigCallback,
+)
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from lit_callbacks import PhaseSummary, ResumeCheckpoint, StageProgressBar, find_collapse
+from lit_rlhf.checks import check_seed
 from lit_rlhf.cli.configs import resolve_configs
 from lit_rlhf.cli.configured_paths import suggest_preparation
 from lit_rlhf.cli.registry import STAGES
@@ -46,6 +52,7 @@ from lit_rlhf.modules import (
     merge_options,
     option_groups,
     training_folders,
+    versioned_log_folder,
 )
 from lit_rlhf.parser import CommandParser, UsageError
 from lit_rlhf.paths import check_output_options, walk_options
@@ -55,6 +62,14 @@ from lit_rlhf.urls import has_password, redact_url
 
 # a flag for a field of a group of options
 _GROUP_FIELD = re.compile(r"(?P<group>--model(?:\.init_args)?\.(?!init_args\b)\w+)\.(?P<field>\w+)")
+_SEED_OPTIONS = (
+    "seed",
+    "seed_everything",
+    "data.seed",
+    "data.split_seed",
+    "model.seed",
+    "model.head_seed",
+)
 _CONFIG_FLAGS = ("--config", "-c")
 _NAME_HELP = (
     "name of the run: replaces the last part of model.output_dir and the name of the logger, so "
@@ -163,10 +178,15 @@ def _check_urls(settings: object) -> None:
             )
 
 
-def _check_seed(seed: object) -> None:
-    """Raise UsageError for a seed that numpy does not take; Lightning's error names no option."""
-    if isinstance(seed, int) and not 0 <= seed < 2**32:
-        raise UsageError(f"seed_everything: expected a seed from 0 to {2**32 - 1}, got {seed}")
+def _check_seeds(settings: object) -> None:
+    """Raise ValueError for a seed that NumPy does not take; the libraries' errors name no option.
+
+    Args:
+        settings: Parsed settings.
+    """
+    for name, value in walk_options(settings):
+        if name in _SEED_OPTIONS and isinstance(value, int):
+            check_seed(name, value)
 
 
 def _check_installation(trainer: Namespace) -> None:
@@ -276,8 +296,8 @@ class RLHFCLI(LightningCLI):
                 )
             settings.weights_only = True  # for a checkpoint behind a URL, too
         _check_urls(settings.as_dict())
-        _check_seed(settings.get("seed_everything"))
         try:
+            _check_seeds(settings.as_dict())
             check_output_options(settings.as_dict())
         except ValueError as error:
             raise UsageError(str(error)) from error
@@ -450,6 +470,34 @@ class RLHFCLI(LightningCLI):
         print(f"To resume: {shlex.join(['lit_rlhf', *words])}", flush=True)
 
 
+class SaveConfig(SaveConfigCallback):
+    """Saves the configuration in the folder of the run's own log, if it has one.
+
+    Lightning's writes into the current folder where a run has no logger, or one that names no
+    folder, over a config.yaml that somebody keeps there.
+    """
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Save the configuration; Lightning calls it on the first rank.
+
+        Args:
+            trainer: The trainer of the run.
+            pl_module: The module that it trains.
+            stage: Whether it trains, validates or tests.
+        """
+        if not trainer.loggers:
+            return
+        folder = versioned_log_folder(trainer)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.parser.save(
+            self.config,
+            str(folder / self.config_filename),
+            skip_none=False,
+            overwrite=True,
+            multifile=self.multifile,
+        )
+
+
 def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any) -> RLHFCLI:
     """Run a LightningCLI command (`fit`, `validate`, `test`) with `args`.
 
@@ -465,7 +513,8 @@ def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any)
         "seed_everything_default": 0,
         # Lightning's 50 would leave a short run without a curve.
         "trainer_defaults": {"log_every_n_steps": 1},
-        "save_config_kwargs": {"overwrite": True},
+        "save_config_callback": SaveConfig,
+        "save_config_kwargs": {"save_to_log_dir": False},
         "auto_configure_optimizers": False,
         "parser_class": RLHFArgumentParser,
         "parser_kwargs": {"description": __doc__, "prog": "lit_rlhf"},

@@ -217,8 +217,13 @@ def _folder_contents(*, runs: Sequence[str], models: Sequence[str]) -> dict[str,
 
 def training_folders(trainer: Trainer) -> list[Path]:
     """Folders of logs and checkpoints that the run writes to while it trains."""
-    logs = [default_checkpoint_dir(trainer).parent] if trainer.loggers else []
+    logs = [versioned_log_folder(trainer)] if trainer.loggers else []
     return [*logs, *checkpoint_folders(trainer)]
+
+
+def versioned_log_folder(trainer: Trainer) -> Path:
+    """The folder of a run's first logger, which has the run's name and version."""
+    return default_checkpoint_dir(trainer).parent
 
 
 def checkpoint_folders(trainer: Trainer) -> list[Path]:

@@ -337,6 +337,9 @@ def test_debug_shows_where_a_library_raised_it() -> None:
     [
         (["--seed_everything", "-1"], "seed_everything: expected a seed from 0 to 4294967295"),
         (["--seed_everything", str(2**32)], "seed_everything: expected a seed from 0 to 42949"),
+        (["--data.seed", "-1"], "data.seed: expected a seed from 0 to 4294967295, got -1"),
+        (["--data.split_seed", "-1"], "data.split_seed: expected a seed from 0"),
+        (["--seed", str(2**32)], "seed: expected a seed from 0"),
         (["--data.batch_size", "1:30"], "Got value: 1:30"),
         (["--model.output_dir", "$HOME/m"], "model.output_dir: expected a path without $HOME, "),
         (["--trainer.default_root_dir", "~/m"], "trainer.default_root_dir: expected a path witho"),

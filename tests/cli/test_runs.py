@@ -215,6 +215,17 @@ def test_ctrl_c_saves_and_says_how_to_go_on(root: Path, capsys: pytest.CaptureFi
     assert weights() == resumed
 
 
+def test_configuration_in_the_current_folder_is_not_written_over(root: Path) -> None:
+    fit(root, default_root_dir=".")
+    assert isinstance(json.loads(Path("config.yaml").read_text()), dict)  # and not YAML
+    logger = {"class_path": "CSVLogger", "init_args": {"save_dir": ".", "version": 1}}
+    # the configuration is saved before the logger makes its folder
+    warnings.filterwarnings("ignore", "Experiment logs directory .* exists and is not empty")
+    fit(root, "--model.output_dir", "b", default_root_dir=".", logger=logger)
+    assert isinstance(json.loads(Path("config.yaml").read_text()), dict)
+    assert "output_dir: b" in Path("lightning_logs/version_1/config.yaml").read_text()
+
+
 def test_command_names_a_checkpoint(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}}
     # SaveConfigCallback writes there before the logger does
