@@ -120,6 +120,25 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None
         reserved_paths.add(file)
 
 
+def check_output_folder(name: str, path: str, inputs: Iterable[str | None]) -> None:
+    """Refuse a folder to be replaced that is or contains what a command reads.
+
+    Args:
+        name: Option that names the folder, for errors.
+        path: The folder.
+        inputs: Files, folders and hub ids that the command reads; `None` for none.
+    """
+    folder = Path(path).resolve()
+    for source in inputs:
+        if source is not None and Path(source).exists():
+            file = Path(source).resolve()
+            if folder in (file, *file.parents):
+                raise ValueError(
+                    f"{name}: expected a folder of its own, got {path}, which is or contains "
+                    f"{source}, which this command reads"
+                )
+
+
 def check_inputs(models: Mapping[str, Any], data: Iterable[str | None] = ()) -> None:
     """Refuse models and data files that are not there.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lit_rlhf.choices import DType, HeadFormat, NetworkName
 from lit_rlhf.command import Command
-from lit_rlhf.paths import check_inputs
+from lit_rlhf.paths import check_inputs, check_output_folder
 
 if TYPE_CHECKING:  # it imports torch, for which --help does not wait
     from lit_rlhf.export import ExportableModel
@@ -73,6 +73,7 @@ def export(
         if not Path(source).exists():
             raise FileNotFoundError(f"checkpoint {source}: does not exist")
     check_inputs({"base": base})
+    check_output_folder("output", output, [checkpoint, *(average or []), base])
     if not _SIZE.fullmatch(max_shard_size):
         raise ValueError(f"max_shard_size: expected a size such as 5GB, got {max_shard_size!r}")
     from rich.console import Console

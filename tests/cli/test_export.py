@@ -23,6 +23,7 @@ from lit_rlhf.files import hash_model
 from lit_rlhf.models import save_model_folder
 from tests.support.exported_runs import Runs, assert_same_model, weights
 from tests.support.foreign_models import FOREIGN, write_foreign
+from tests.support.stages import content
 from tests.support.tiny_models import tiny_causal_lm, tiny_tokenizer
 
 main = partial(COMMAND.run, prog="lit_rlhf export")
@@ -103,6 +104,23 @@ def test_taken_name_is_refused_unless_overwriting_is_asked_for(
     unread.touch()
     arguments[1] = str(unread)
     assert "thesis.docx" in export_error(*arguments, "--overwrite", "true")
+
+
+def test_output_that_is_an_input_is_refused(root: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(root / "policy", tmp_path / "outer" / "m")
+    shutil.copytree(model, tmp_path / "other")
+    (tmp_path / "link").symlink_to(model)
+    before = content(tmp_path)
+    for source, average, output in (
+        (model, [], model),
+        (model, [], tmp_path / "link"),
+        (model, [], tmp_path / "outer"),
+        (tmp_path / "other", [model], model),
+    ):
+        words = ["--checkpoint", str(source), "--output", str(output), "--overwrite", "true"]
+        words += ["--average", json.dumps([str(path) for path in average])] if average else []
+        assert "which is or contains" in export_error(*words)
+        assert content(tmp_path) == before
 
 
 @pytest.fixture
@@ -205,9 +223,10 @@ def test_other_models_are_not_averaged(runs: Runs, tmp_path: Path) -> None:
         ("text", "text_contract.json", "add_bos", True),
     ):
         shutil.copytree(finished, tmp_path / name)
-        content = json.loads((finished / file).read_text("utf-8"))
-        assert content[key] != value
-        (tmp_path / name / file).write_text(json.dumps(content | {key: value}), "utf-8")
+        settings = json.loads((finished / file).read_text("utf-8"))
+        assert settings[key] != value
+        (tmp_path / name / file).write_text(json.dumps(settings | {key: value}), "utf-8")
+        (tmp_path / name / "lit_rlhf.json").unlink()  # which lists the file
     assert "architectures differ" in export_error(*source, "--average", f"[{tmp_path / 'rope'}]")
     assert "add_bos is False here and True" in export_error(
         *source, "--average", f"[{tmp_path / 'text'}]"
