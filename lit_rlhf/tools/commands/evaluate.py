@@ -211,7 +211,7 @@ def _ask_people(options: EvaluateOptions, paths: Sequence[str]) -> "People":
         score_label_pairs,
     )
 
-    labels = [label for path in paths for label in read_labels(path)]
+    labels = read_labels(*paths)
     baseline = check_labelled_policies(labels, options.policies)
     machines: dict[str, dict[str, Verdict]] = {}
     if options.rewards:

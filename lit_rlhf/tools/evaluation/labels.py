@@ -59,13 +59,17 @@ class Comparison:
     @cached_property
     def text_hash(self) -> str:
         """SHA-256 of the prompt and the responses."""
-        turns = [[turn.role, turn.content] for turn in self.prompt]
-        return _hash([turns, self.response_a, self.response_b])
+        return _hash_texts(self.prompt, self.response_a, self.response_b)
 
     @cached_property
     def is_equal(self) -> bool:
         """Whether nobody could tell the responses apart."""
         return self.response_a.strip() == self.response_b.strip()
+
+
+def _hash_texts(prompt: Turns, response_a: str, response_b: str) -> str:
+    turns = [[turn.role, turn.content] for turn in prompt]
+    return _hash([turns, response_a, response_b])
 
 
 def _hash(value: object) -> str:
@@ -177,12 +181,34 @@ def parse_label(row: Row | RecordError) -> Label:
     if not isinstance(policies, Mapping):
         raise row.error("not an object", field="policies", detail=type(policies).__name__)
     values["prompt"] = row.read_turns("prompt")
-    return Label(**values)
+    label = Label(**values)
+    texts_hash = _hash_texts(label.prompt, label.response_a, label.response_b)
+    if label.text_hash not in ("", texts_hash):
+        raise row.error(
+            "the prompt or a response has changed since it was labelled", field="text_hash"
+        )
+    return label
 
 
-def read_labels(path: str) -> list[Label]:
-    """Read a file of labels; an error names the line."""
-    return [parse_label(row) for row in read_file(path)]
+def read_labels(*paths: str) -> list[Label]:
+    """Read files of labels; an error names the line.
+
+    Args:
+        paths: The files.
+
+    Raises:
+        ValueError: If a person's label is there twice, for instance in two files.
+    """
+    labels = []
+    earlier: set[bytes] = set()
+    for row in (row for path in paths for row in read_file(path)):
+        label = parse_label(row)
+        line = label.as_line()
+        if isinstance(row, Row) and label.annotator is not None and line in earlier:
+            raise row.error(f"a label of {label.annotator!r} that an earlier line has, too")
+        earlier.add(line)
+        labels.append(label)
+    return labels
 
 
 def turns_as_json(turns: Sequence[Message]) -> list[dict[str, str]]:

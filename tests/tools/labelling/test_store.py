@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,28 @@ def test_label_is_forced_to_disk_before_add_returns(
     assert store.add(label)
     assert contents == [label.as_line()]
     store.close()
+
+
+def test_label_of_a_text_that_was_edited_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "labels.jsonl"
+    label = make_label(COMPARISONS[0])
+    path.write_bytes(label.as_line().replace(b"good 0", b"good 1"))
+    with pytest.raises(
+        ValueError, match=r"labels.jsonl:1: field 'text_hash': the prompt or a resp"
+    ):
+        read_labels(str(path))
+    path.write_bytes(replace(label, response_b="good 1", text_hash="").as_line())
+    assert len(read_labels(str(path))) == 1
+
+
+def test_label_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    lines = [make_label(COMPARISONS[0]), make_label(COMPARISONS[1]), make_label(COMPARISONS[0])]
+    a.write_bytes(lines[0].as_line() + replace(lines[0], repeat=True).as_line())
+    b.write_bytes(lines[1].as_line() + lines[2].as_line())
+    assert len(read_labels(str(a))) == 2
+    with pytest.raises(ValueError, match=r"b.jsonl:2: a label of 'ann' that an earlier line has"):
+        read_labels(str(a), str(b))
 
 
 def test_labels_are_read_back_as_they_were(tmp_path: Path) -> None:
