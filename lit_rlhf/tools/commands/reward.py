@@ -3,10 +3,11 @@
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from lit_rlhf.checks import check_count, check_number
@@ -97,8 +98,7 @@ def measure_strength(
             finished = unfinished.batches(name)
             if not finished:
                 print(f"\n{name}, which scores {len(held_out)} of {len(rows)} pairs")
-                Path(output).parent.mkdir(parents=True, exist_ok=True)
-                with TemporaryDirectory(dir=Path(output).parent, prefix=".strength-") as folder:
+                with _make_work_folder(output) as folder:
                     trained = fit_reward_model(model, others, configs, folder, seed + number)
                     source = DataSource([rows[place] for place in held_out])
                     pairs = score_pairs(trained, [source], device=choose_device(device))
@@ -117,6 +117,22 @@ def measure_strength(
     print_strengths(rows)
     print(f"{len(rows)} pairs in {output}; {len(records) - len(rows)} too long for the model")
     return rows
+
+
+@contextmanager
+def _make_work_folder(output: str) -> Iterator[str]:
+    """Make a folder beside an output, and delete it in the end.
+
+    Its name is the same at every start, so that a killed command's goes with the next one.
+    """
+    path = Path(output)
+    folder = path.with_name(f".{path.name}.models")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def assign_folds(prompts: Sequence[Any], *, folds: int, seed: int) -> list[int]:

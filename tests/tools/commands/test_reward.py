@@ -157,7 +157,10 @@ def test_interrupted_command_continues(
         strength(arguments)
     assert len(models.trained) == 2
     assert {path.name for path in uninterrupted.glob("*out*")} == {"out.jsonl.partial"}
-    assert not list(uninterrupted.glob(".strength*"))  # no model of many gigabytes
+    assert not list(uninterrupted.glob(".*.models"))  # no model of many gigabytes
+    killed = uninterrupted / ".out.jsonl.models" / "reward"  # which a killed command has left
+    killed.mkdir(parents=True)
+    (killed / "model.safetensors").touch()
     assert "another value of folds" in refusal(strength, [*arguments, "--folds", "2"])
     models = Models(monkeypatch)
     strength(arguments)
