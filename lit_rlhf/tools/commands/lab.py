@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.command import Command
-from lit_rlhf.tools.lab import WORLDS, ResponsePair, WorldName, label_pair, read_world, write_world
+from lit_rlhf.tools.lab import (
+    WORLDS,
+    ResponsePair,
+    WorldName,
+    check_no_other_world,
+    label_pair,
+    read_world,
+    write_world,
+)
 
 if TYPE_CHECKING:  # they import torch, for which --help does not wait
     from lit_rlhf.data import PromptBatch
@@ -43,9 +51,11 @@ def world(
     """
     from lit_rlhf.data import CHAT_TEMPLATES
 
+    settings = dataclasses.replace(WORLDS[world], language=language)
+    check_no_other_world(output_dir, settings, seed)
     folder = write_world(
         output_dir,
-        dataclasses.replace(WORLDS[world], language=language),
+        settings,
         seed,
         CHAT_TEMPLATES["hh"],
         n_demonstrations=n_demonstrations,

@@ -101,6 +101,8 @@ class Quickstart:
         """Write the world with its prompts and demonstrations, and the untrained base model."""
         if self.begin("world") is Progress.FINISHED:
             return
+        if self.overwrite:  # a world with other settings is refused
+            (self.root / "world" / "world.json").unlink(missing_ok=True)
         run(
             *("lab", "world", "--output_dir", f"{self.root}/world", "--seed", str(self.seed)),
             *("--world", self.world, "--language", self.language, "--n_heldout_prompts", "512"),
@@ -347,7 +349,8 @@ def _read_steps(stages: Quickstart) -> Steps:
     files = sorted(stages.configs.glob("*.yaml"))
     settings["configs"] = [file.read_text("utf-8") for file in files]
     steps = Steps(root / "quickstart.json", settings)
-    if (root / "sft").exists() and not steps.begun and not stages.overwrite:
+    is_another = (root / "sft").exists() or steps.differing
+    if is_another and not steps.begun and not stages.overwrite:
         others = f" with other {', '.join(steps.differing)}" if steps.differing else ""
         raise SystemExit(
             f"lit_rlhf quickstart: {root} holds an earlier quickstart{others}. Take another folder "

@@ -15,5 +15,6 @@ from lit_rlhf.tools.lab.world import World as World
 from lit_rlhf.tools.lab.world import WorldName as WorldName
 from lit_rlhf.tools.lab.world import label_pair as label_pair
 from lit_rlhf.tools.lab.world import render_prompt as render_prompt
+from lit_rlhf.tools.lab.world_folder import check_no_other_world as check_no_other_world
 from lit_rlhf.tools.lab.world_folder import read_world as read_world
 from lit_rlhf.tools.lab.world_folder import write_world as write_world

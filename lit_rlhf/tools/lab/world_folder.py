@@ -88,6 +88,26 @@ def write_world(
     return root
 
 
+def check_no_other_world(folder: str | Path, world: World, seed: int) -> None:
+    """Refuse to replace a world with one of other settings: models may have learned from it.
+
+    Args:
+        folder: Folder to write to.
+        world: The world that would be written.
+        seed: Its seed.
+    """
+    path = Path(folder) / _SETTINGS_FILE
+    if not path.is_file():
+        return
+    there = json.loads(path.read_text("utf-8"))
+    here = json.loads(json.dumps({"seed": seed, "world": dataclasses.asdict(world)}))
+    if there != here:
+        raise ValueError(
+            f"output_dir: expected a new folder, or one with the same world, got {folder}, which "
+            "holds a world with another seed or other settings; choose another folder or delete it"
+        )
+
+
 def read_world(folder: str | Path) -> World:
     """Read the settings of a world that `write_world` wrote."""
     path = Path(folder) / _SETTINGS_FILE

@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from lit_rlhf.data import DataSource, load_records
 from lit_rlhf.tools.commands.lab import COMMANDS, sample_preferences
 from lit_rlhf.tools.lab import WORLDS, World, read_world
 from tests.support.evaluation_folders import Sampling, assert_continued, read_lines, write_policy
+from tests.support.stages import content
 
 main = partial(run_group, COMMANDS, prog="lit_rlhf lab")
 SIZES = ("--n_demonstrations", "8", "--n_train_prompts", "6", "--n_heldout_prompts", "4")
@@ -50,6 +52,17 @@ def test_a_world_has_the_sizes_asked_for(world: Path) -> None:
     assert (world / "base" / "model.safetensors").is_file()
     assert read_world(world) == World(language="en")
     assert json.loads((world / "world.json").read_text("utf-8"))["seed"] == 3
+
+
+def test_another_world_is_not_replaced(world: Path, tmp_path: Path) -> None:
+    shutil.copytree(world, tmp_path / "w")
+    before = content(tmp_path)
+    words = ["world", "--output_dir", str(tmp_path / "w"), *SIZES, "--n_texts", "2"]
+    for other in (["--seed", "4"], ["--seed", "3", "--world", "extrapolation"]):
+        with pytest.raises(SystemExit, match="holds a world with another seed or other settings"):
+            main([*words, *other])
+    main([*words, "--seed", "3"])  # as after an interruption
+    assert content(tmp_path) == before
 
 
 def test_world_has_name_and_language(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

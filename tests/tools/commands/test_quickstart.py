@@ -199,9 +199,12 @@ def test_steps_continue_after_an_interruption(commands: list[list[str]]) -> None
 
     with patch.object(cli, "main", interrupted), pytest.raises(SystemExit, match="130"):
         main(["--output_dir", "q"])
-    Path("q/sft").mkdir()
-    with pytest.raises(SystemExit, match="holds an earlier quickstart with other seed, pairs"):
-        main(["--output_dir", "q", "--seed", "1", "--pairs", "3"])
+    n_commands = len(commands)
+    for _ in ("without a model", "with one"):
+        with pytest.raises(SystemExit, match="holds an earlier quickstart with other seed, pairs"):
+            main(["--output_dir", "q", "--seed", "1", "--pairs", "3"])
+        Path("q/sft").mkdir(exist_ok=True)
+    assert len(commands) == n_commands  # its world is not replaced either
     main(["--output_dir", "q"])
     # it is finished, and its evaluation is not replaced
     with pytest.raises(SystemExit, match=r"holds an earlier quickstart\. Take .*--overwrite"):
