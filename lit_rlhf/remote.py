@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import httpx2
 
+from lit_callbacks.files import parse_json
 from lit_rlhf.checks import check_count, check_not_negative, check_positive
 from lit_rlhf.errors import UserError
 from lit_rlhf.terminal import MAX_SHOWN, shorten
@@ -108,10 +109,10 @@ class Answer(NamedTuple):
         return f"the body {shorten(text)}" if text else "no body"
 
     def parse(self) -> Any:  # noqa: ANN401  # whatever the service has sent
-        """Parse the body as JSON; `None` if it is none."""
+        """Parse the body as JSON; `None` if it is none, or gives a key twice."""
         try:
-            return json.loads(self.body)
-        except (ValueError, RecursionError):
+            return parse_json(self.body)
+        except ValueError:
             return None
 
     def __str__(self) -> str:

@@ -122,6 +122,7 @@ def test_permanent_failures_are_not_retried(status: int) -> None:
         ("<html>welcome</html>", "got status 200 and the body '<html>welcome</html>'"),
         ("[1, 2, 3]", "got status 200 and the body '[1, 2, 3]'"),
         ('{"scores": 1.0}', "got status 200 and"),
+        ('{"scores": [9, 9, 9], "scores": [1, 2, 3]}', "got status 200 and"),
         ('{"scores": [1, 2, "3"]}', "got status 200 and"),
         ('{"scores": [1, 2, true]}', "got status 200 and"),
         ('{"scores": [1, 2, [null]]}', "got status 200 and"),
