@@ -121,7 +121,7 @@ def explain_gain(samples: Sequence[Mapping[str, Any]]) -> Gain:
     Raises:
         ValueError: For fewer than two steps, or too few responses for the properties.
     """
-    samples = [s for s in samples if math.isfinite(s.get("score", math.nan))]
+    samples = [sample for sample in samples if _has_score(sample)]
     steps = sorted({int(sample["step"]) for sample in samples})
     if len(steps) < 2:
         raise ValueError(f"samples: expected responses of at least two steps, got {len(steps)}")
@@ -169,6 +169,10 @@ def explain_gain(samples: Sequence[Mapping[str, Any]]) -> Gain:
     )
 
 
+def _has_score(sample: Mapping[str, Any]) -> bool:
+    return math.isfinite(sample.get("score", math.nan))
+
+
 def opening_of(text: str) -> tuple[str, ...]:
     """The first words of a text, in lower case."""
     return tuple(text.lower().split()[:OPENING_WORDS])
@@ -184,5 +188,12 @@ def repetition_of(text: str) -> float:
 def main(files: Sequence[str]) -> None:
     """Print what the gain in each file of samples is made of."""
     for file in files:
-        gain = explain_gain(read_samples(Path(file)))
+        samples = read_samples(Path(file))
+        gain = explain_gain(samples)
+        left_out = sum(not _has_score(sample) for sample in samples)
+        if left_out:
+            print(
+                f"{printable_line(file)}: {left_out} of {len(samples)} responses have no finite "
+                "score and are left out"
+            )
         print(printable(f"{printable_line(file)}: {gain.sentence()}\n{gain.table()}"))

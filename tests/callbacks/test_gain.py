@@ -90,3 +90,16 @@ def test_file_of_samples_is_reported(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [line.split()[0] for line in lines[2:]] == [
         *("truncated", "length", "opening", "repetition", "rest", "all")
     ]
+
+
+def test_responses_without_a_score_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "samples.jsonl"
+    samples = run({"truncated": -1.0}, truncated=(0.5, 0.05))
+    samples[-1]["score"] = None
+    del samples[-2]["score"]
+    file.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    main([str(file)])
+    expected = f"{file}: 2 of {len(samples)} responses have no finite score and are left out"
+    assert capsys.readouterr().out.splitlines()[0] == expected
