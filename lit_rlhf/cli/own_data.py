@@ -272,15 +272,17 @@ def _describe_columns(source: DataSource, kind: RecordKind) -> str:
             format = source.format
             if format == "auto":
                 format = detect_format(row, kind, own_names)
-            used = find_used_fields(row, format, kind)
+            columns_read = find_used_fields(row, format, kind)
         except RecordError:
             continue
         unused = [
             name
             for name, value in row.fields.items()
-            if name not in used and isinstance(value, str) and value.strip()
+            if name not in columns_read and isinstance(value, str) and value.strip()
         ]
-        named = [f"{name} ({own_names[name]})" if name in own_names else name for name in used]
+        named = [
+            f"{name} ({own_names[name]})" if name in own_names else name for name in columns_read
+        ]
         unused_note = f"; not read: {', '.join(unused)}" if unused else ""
         return f"Columns that are read: {', '.join(named)}{unused_note}"
     return "Columns: no row could be read"

@@ -236,7 +236,7 @@ def find_used_fields(row: Row, format: str, kind: RecordKind) -> list[str]:
         kind: The kind of records.
     """
     records = parse_row(row, format, kind)
-    used = []
+    used_fields = []
     for name in row.fields:
         other_fields = {key: value for key, value in row.fields.items() if key != name}
         try:
@@ -244,8 +244,8 @@ def find_used_fields(row: Row, format: str, kind: RecordKind) -> list[str]:
         except RecordError:
             changed = True
         if changed:
-            used.append(name)
-    return used
+            used_fields.append(name)
+    return used_fields
 
 
 def undecided_reason(row: Row, format: str) -> str | None:

@@ -431,8 +431,8 @@ def check_stored_names(
 
 def list_names(names: Sequence[str]) -> str:
     """List the first of some names, and count the others."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{', '.join(names[:5])}{more}"
+    remainder = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{', '.join(names[:5])}{remainder}"
 
 
 @torch.no_grad()

@@ -104,8 +104,8 @@ def test_perplexity_keeps_a_threshold_that_its_power_stays_below(
 
 
 def test_bounds_that_mean_the_same_in_any_run_stay() -> None:
-    own = Monitor("mine", high=1.0)
-    watch = Watch([KLPerTokenMonitor(), TruncationMonitor(), RepeatedBigramsMonitor(), own])
+    custom = Monitor("mine", high=1.0)
+    watch = Watch([KLPerTokenMonitor(), TruncationMonitor(), RepeatedBigramsMonitor(), custom])
     steps = [{KL: 0.0, TRUNCATION: 0.3, REPEATED: 0.02, "mine": 0.9}] * 10
     steps += [{KL: 0.0, TRUNCATION: 0.64, REPEATED: 0.1, "mine": 0.9}] * 5
     (change,) = watch.calibrate([steps])
@@ -115,7 +115,7 @@ def test_bounds_that_mean_the_same_in_any_run_stay() -> None:
         watch.step(step)
     _, truncation, repeated, _ = watch.monitors
     assert truncation.thresholds().high == pytest.approx(0.65)
-    assert (truncation.high, repeated.high, own.high) == (0.3, 0.15, 1.0)
+    assert (truncation.high, repeated.high, custom.high) == (0.3, 0.15, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -183,14 +183,14 @@ def test_healthy_logs_loosen_the_thresholds_of_a_watch(tmp_path: Path, capsys: A
     trl = [{"kl": s[KL], "completions/mean_length": s[LENGTH]} for s in run(FAR)]
     healthy = write(tmp_path / "healthy.jsonl", trl)
     main(["watch", log, "--healthy", healthy])
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == (
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == (
         "calibrated by 1 healthy run: KL per token at most 0.07 -> 0.25, length at most 2 -> 3x "
         "its baseline"
     )
-    thresholds = said[1].removeprefix("in a configuration: thresholds: ")
+    thresholds = printed[1].removeprefix("in a configuration: thresholds: ")
     assert json.loads(thresholds) == {KL: {"high": 0.25}, LENGTH: {"high_ratio": 3.0}}
-    assert said[-1].partition(": ")[2].startswith("suspicious after 16 steps")
+    assert printed[-1].partition(": ")[2].startswith("suspicious after 16 steps")
 
 
 def test_healthy_logs_without_a_common_signal_are_refused(tmp_path: Path) -> None:

@@ -64,9 +64,9 @@ def test_detector_with_monitors_and_actions_is_built_from_yaml(
     detector_config = yaml.safe_load(DETECTOR)
     if overlay:
         base = {"callbacks": [{"class_path": "EarlyStopping", "init_args": {"monitor": "loss"}}]}
-        made = callbacks(tmp_path, base, {"callbacks+": [detector_config]})
-        assert isinstance(made[0], EarlyStopping)
-        detector = made[1]
+        built = callbacks(tmp_path, base, {"callbacks+": [detector_config]})
+        assert isinstance(built[0], EarlyStopping)
+        detector = built[1]
     else:
         (detector,) = callbacks(tmp_path, {"callbacks": [detector_config]})
     assert type(detector) is CollapseDetector
@@ -109,9 +109,9 @@ def test_every_monitor_and_action_can_be_named(tmp_path: Path) -> None:
     }
     classes: dict[str, list[str]] = {"monitors": [], "actions": []}
     for name in lit_callbacks.__all__:
-        thing = getattr(lit_callbacks, name)
+        exported = getattr(lit_callbacks, name)
         for argument, base in (("monitors", Monitor), ("actions", lit_callbacks.Action)):
-            if isinstance(thing, type) and issubclass(thing, base) and name != "Action":
+            if isinstance(exported, type) and issubclass(exported, base) and name != "Action":
                 classes[argument].append(name)
     assert len(classes["monitors"]) >= 12
     assert len(classes["actions"]) >= 4
@@ -122,4 +122,4 @@ def test_every_monitor_and_action_can_be_named(tmp_path: Path) -> None:
     config = {"class_path": "CollapseDetector", "init_args": init_args}
     (detector,) = callbacks(tmp_path, {"callbacks": [config]})
     for argument, names in classes.items():
-        assert [type(made).__name__ for made in getattr(detector, argument)] == names
+        assert [type(instance).__name__ for instance in getattr(detector, argument)] == names

@@ -327,10 +327,10 @@ def test_a_checkpoint_that_is_gone_is_forgotten(tmp_path: Path) -> None:
         action.saved.append(SavedWeights(int(name[5]), name))
     state = action.state_dict()
     (tmp_path / "step=6.ckpt").unlink()
-    again = RollBack(folder=str(tmp_path))
-    again.load_state_dict(state)
-    again.on_train_start(trainer(tmp_path), Trained([0]))
-    assert again.saved == [SavedWeights(1, "step=1.ckpt")]
+    restored = RollBack(folder=str(tmp_path))
+    restored.load_state_dict(state)
+    restored.on_train_start(trainer(tmp_path), Trained([0]))
+    assert restored.saved == [SavedWeights(1, "step=1.ckpt")]
 
 
 def test_a_received_checkpoint_names_no_file_to_load_or_delete(tmp_path: Path) -> None:
@@ -366,9 +366,11 @@ def test_its_own_checkpoints_are_read_as_plain_data(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(("factor", "said"), [(1.0, "kept the learning rates"), (0.5, "by 0.5")])
+@pytest.mark.parametrize(
+    ("factor", "expected"), [(1.0, "kept the learning rates"), (0.5, "by 0.5")]
+)
 def test_learning_rates_are_kept_or_cut_at_a_rollback(
-    tmp_path: Path, caplog: Any, factor: float, said: str
+    tmp_path: Path, caplog: Any, factor: float, expected: str
 ) -> None:
     caplog.set_level("INFO", "lightning.pytorch.lit_callbacks")
     levels = [0] * 6 + [2, 0]
@@ -378,7 +380,7 @@ def test_learning_rates_are_kept_or_cut_at_a_rollback(
     assert snapshots[8].settings["lr"] == pytest.approx(0.1 / 9 * factor)
     (line,) = [text for text in caplog.messages if "went back" in text]
     assert "at step 7: went back to the weights of step 3 (1 of 3 times)" in line
-    assert said in line
+    assert expected in line
 
 
 def test_a_detector_of_epochs_says_epochs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -388,6 +390,6 @@ def test_a_detector_of_epochs_says_epochs(tmp_path: Path, caplog: pytest.LogCapt
     detector = CollapseDetector(watching().monitors, [action], when="train_epoch")
     run = trainer(tmp_path, detector, max_epochs=6)
     run.fit(Scripted(script_of(levels), on_epoch=True), batches(3))
-    said = [text for text in caplog.messages if "epoch " in text]
-    assert [text.split(":")[0] for text in said[:2]] == ["collapsed at epoch 5", "at epoch 5"]
-    assert "went back to the weights of epoch 1" in said[1]
+    messages = [text for text in caplog.messages if "epoch " in text]
+    assert [text.split(":")[0] for text in messages[:2]] == ["collapsed at epoch 5", "at epoch 5"]
+    assert "went back to the weights of epoch 1" in messages[1]

@@ -380,8 +380,8 @@ def test_one_signal_of_the_defaults_alone_is_at_most_suspicious() -> None:
     # whoever watches one signal alone means it
     only = [KLMonitor(high=1.0), NonFiniteMonitor()]
     assert judged([{"rollout/kl": 2.0}] * 3, monitors=only).level is C
-    own = [{"gold": 1.0}] * 3 + [{"gold": -1.0}] * 3
-    assert judged(own, monitors=[Monitor("gold", low=0.0)], votes=2).level is C
+    gold_falls = [{"gold": 1.0}] * 3 + [{"gold": -1.0}] * 3
+    assert judged(gold_falls, monitors=[Monitor("gold", low=0.0)], votes=2).level is C
 
 
 def test_run_that_begins_in_trouble_is_told_from_its_first_steps() -> None:

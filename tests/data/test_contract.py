@@ -39,23 +39,23 @@ def test_unreadable_contract_is_named(tmp_path: Path, content: bytes) -> None:
 def test_contract_of_an_older_version_has_no_date_and_fits_any(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    made = contract(tokenizer)
-    content = dataclasses.asdict(made)
+    built = contract(tokenizer)
+    content = dataclasses.asdict(built)
     del content["template_date"]
     (tmp_path / "text_contract.json").write_text(json.dumps(content))
     old = TextContract.load(tmp_path)
-    assert old == made
-    dated = dataclasses.replace(made, template_date="2024-07-26")
+    assert old == built
+    dated = dataclasses.replace(built, template_date="2024-07-26")
     assert old.mismatch(dated) is None
-    other = dataclasses.replace(made, template_date="2025-01-01")
+    other = dataclasses.replace(built, template_date="2025-01-01")
     assert other.mismatch(dated) == "template_date is '2025-01-01' here and '2024-07-26' there"
 
 
 def test_contract_says_how_text_is_read() -> None:
-    made = contract(tiny_tokenizer(bos="<s>"))
-    assert (made.eos_token, made.bos_token, made.add_bos) == ("</s>", "<s>", True)
-    assert (made.truncation_side, made.max_length) == ("left", 64)
-    assert "Human" in made.chat_template
+    built = contract(tiny_tokenizer(bos="<s>"))
+    assert (built.eos_token, built.bos_token, built.add_bos) == ("</s>", "<s>", True)
+    assert (built.truncation_side, built.max_length) == ("left", 64)
+    assert "Human" in built.chat_template
 
 
 def test_saved_tokenizer_keeps_it(any_tokenizer: Tokenizer, tmp_path: Path) -> None:

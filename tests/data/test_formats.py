@@ -119,9 +119,9 @@ def test_parts_of_text_are_joined_and_markers_within_a_line_are_text(write_lines
     parts = [{"type": "text", "text": "q"}, {"type": "text", "text": "?"}]
     path = write_lines({"messages": [{"role": "user", "content": parts}]})
     assert read("prompt", path) == [PromptRecord((Message("user", "q?"),), "s")]
-    said, asked = "Human: is a marker\nAssistant: too", "\n\nHuman: q\n\nAssistant: "
-    row = {"chosen": f"{asked}{said}", "rejected": f"{asked}no"}
-    assert read("preference", write_lines(row)) == [PreferenceRecord((ASK,), said, "no", "s")]
+    response, prompt = "Human: is a marker\nAssistant: too", "\n\nHuman: q\n\nAssistant: "
+    row = {"chosen": f"{prompt}{response}", "rejected": f"{prompt}no"}
+    assert read("preference", write_lines(row)) == [PreferenceRecord((ASK,), response, "no", "s")]
 
 
 def test_rejected_half_matters_to_preferences_only(write_lines: Writer) -> None:

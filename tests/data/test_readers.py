@@ -100,7 +100,10 @@ def test_array_elements_are_numbered(tmp_path: Path) -> None:
     path.write_bytes(b'\xef\xbb\xbf\n [\n{"prompt": "q"}, 3,\n{"prompt": ""}]')
     counts = read_good("prompt", str(path)).counts
     assert counts.skipped == {"not a JSON object": 1, "empty": 1}
-    assert [said.split(": ")[0] for said in counts.skipped_examples] == [f"{path}:2", f"{path}:3"]
+    assert [example.split(": ")[0] for example in counts.skipped_examples] == [
+        f"{path}:2",
+        f"{path}:3",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,9 @@ def test_token_budget_epochs_differ_and_repeat() -> None:
         epochs.append(sampler.batches())
     assert {len(epoch) for epoch in epochs} == {len(sampler)}
     assert {frozenset(batch) for batch in epochs[0]} != {frozenset(batch) for batch in epochs[1]}
-    again = TokenBudgetBatchSampler(LENGTHS, 2048)
-    again.set_epoch(3)
-    assert again.batches() == epochs[3]
+    resumed = TokenBudgetBatchSampler(LENGTHS, 2048)
+    resumed.set_epoch(3)
+    assert resumed.batches() == epochs[3]
 
 
 def test_batches_do_not_come_in_order_of_length() -> None:

@@ -22,7 +22,7 @@ def rendered(tokenizer: Tokenizer, name: str, turns: int, prompt: bool) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected", "asked"),
+    ("name", "expected", "next_prompt"),
     [
         ("hh", "\n\nHuman: one\n\nAssistant: two\n\nHuman: three\n\nAssistant:", " four</s>"),
         ("paper-en", "Human:one</s>Assistant:two</s>Human:three</s>Assistant:", "four</s>"),
@@ -30,9 +30,11 @@ def rendered(tokenizer: Tokenizer, name: str, turns: int, prompt: bool) -> str:
         ("none", "onetwothree", "four</s>"),
     ],
 )
-def test_prompt_and_dialogue(tokenizer: Tokenizer, name: str, expected: str, asked: str) -> None:
+def test_prompt_and_dialogue(
+    tokenizer: Tokenizer, name: str, expected: str, next_prompt: str
+) -> None:
     assert rendered(tokenizer, name, 3, prompt=True) == expected
-    assert rendered(tokenizer, name, 4, prompt=False) == expected + asked
+    assert rendered(tokenizer, name, 4, prompt=False) == expected + next_prompt
 
 
 @pytest.mark.parametrize("name", sorted(CHAT_TEMPLATES))
@@ -73,8 +75,8 @@ def test_template_of_a_tokenizer_or_a_file_is_resolved(
     (tmp_path / "latin.jinja").write_bytes(b"\xe9")
     with pytest.raises(ValueError, match=r"latin.jinja: expected text in UTF-8"):
         resolve_template(str(tmp_path / "latin.jinja"), tokenizer)
-    for own in (CHATML, {"default": CHATML, "tools": "x"}):
-        tokenizer.chat_template = own
+    for stored in (CHATML, {"default": CHATML, "tools": "x"}):
+        tokenizer.chat_template = stored
         assert resolve_template("tokenizer", tokenizer) == CHATML
 
 
@@ -95,9 +97,9 @@ def test_template_that_writes_the_date_writes_the_same_one_on_every_day(
     assert first.startswith("Friday 26 Jul 2024 ")
     assert TEMPLATE_DATE == "2024-07-26"
     sandbox._SANDBOX.stop()  # the next one renders in another process
-    again = DialogueEncoder(tokenizer)
-    assert again.render_prompt([Message("user", "x")]) == first
-    assert encoder.contract.template_date == again.contract.template_date == "2024-07-26"
+    restarted = DialogueEncoder(tokenizer)
+    assert restarted.render_prompt([Message("user", "x")]) == first
+    assert encoder.contract.template_date == restarted.contract.template_date == "2024-07-26"
     messages = [record.message for record in caplog.records if "2024-07-26" in record.message]
     assert len(messages) == 1
     assert "writes today's date" in messages[0]

@@ -73,8 +73,8 @@ def test_the_reward_of_k3_has_the_difference_of_the_gradients_of_both_kls() -> N
     (gradient,) = torch.autograd.grad((probs * estimates).sum(), logits, retain_graph=True)
     one, other = logits[None, None], reference[None, None]
     kls = (exact_kl(one, other).sum(), exact_kl(other, one).sum())
-    both = [torch.autograd.grad(kl, logits, retain_graph=True)[0] for kl in kls]
-    torch.testing.assert_close(gradient, both[0] - both[1], rtol=1e-9, atol=1e-12)
+    gradients = [torch.autograd.grad(kl, logits, retain_graph=True)[0] for kl in kls]
+    torch.testing.assert_close(gradient, gradients[0] - gradients[1], rtol=1e-9, atol=1e-12)
 
 
 def test_an_unknown_estimator_is_refused() -> None:

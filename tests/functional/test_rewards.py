@@ -91,8 +91,11 @@ def test_scores_are_divided_by_the_standard_deviation_in_float64() -> None:
 
 def test_the_length_penalty_is_the_distance_from_the_range() -> None:
     lengths = torch.tensor([0, 2, 3, 4, 5, 6, 9])
-    both = length_penalty(lengths, shortest=3, longest=5)
-    assert (both.dtype, both.tolist()) == (torch.float32, [-3.0, -1.0, 0.0, 0.0, 0.0, -1.0, -4.0])
+    penalties = length_penalty(lengths, shortest=3, longest=5)
+    assert (penalties.dtype, penalties.tolist()) == (
+        torch.float32,
+        [-3.0, -1.0, 0.0, 0.0, 0.0, -1.0, -4.0],
+    )
     open_ended = length_penalty(lengths, shortest=3, longest=None)
     assert open_ended.tolist() == [-3.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     assert length_penalty(torch.tensor([2.5, 5.5]), shortest=3, longest=5).tolist() == [-0.5, -0.5]

@@ -44,10 +44,10 @@ def test_loaded_models_are_saved_ones_in_training_mode(family: str, causal_folde
     scalar = load_scalar_model(causal_folder(family), head_seed=0)
     assert all(module.training for model in (loaded, scalar) for module in model.modules())
     assert (scalar.config.num_labels, scalar.config.pad_token_id) == (1, PAD_ID)
-    made = tiny_causal_lm(family)
-    trunks = (forward.trunk_of(scalar).state_dict(), forward.trunk_of(made).state_dict())
+    original = tiny_causal_lm(family)
+    trunks = (forward.trunk_of(scalar).state_dict(), forward.trunk_of(original).state_dict())
     assert trunks[0].keys() == trunks[1].keys()
-    for actual, expected in ((loaded.state_dict(), made.state_dict()), trunks):
+    for actual, expected in ((loaded.state_dict(), original.state_dict()), trunks):
         for name, weight in expected.items():
             torch.testing.assert_close(actual[name], weight, rtol=0, atol=0)
 
@@ -61,8 +61,10 @@ def test_a_new_head_is_seeded_small_and_without_bias(family: str, causal_folder:
     assert not torch.equal(first, other)
     draws = torch.randn(1, first.shape[1], generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(first, draws / (first.shape[1] + 1) ** 0.5)
-    both = forward.scalar_head_of(load_scalar_model(causal_folder(family), head_seed=3, heads=2))
-    assert torch.equal(both.get_parameter("weight"), torch.cat([first, other]))
+    two_heads = forward.scalar_head_of(
+        load_scalar_model(causal_folder(family), head_seed=3, heads=2)
+    )
+    assert torch.equal(two_heads.get_parameter("weight"), torch.cat([first, other]))
 
 
 def test_random_scalar_model_is_seeded_and_apart(family: str, causal_folder: Folder) -> None:
@@ -72,8 +74,8 @@ def test_random_scalar_model_is_seeded_and_apart(family: str, causal_folder: Fol
     assert torch.equal(values[0], values[1])
     assert not torch.allclose(values[0], values[2])
     trunks = (forward.trunk_of(first), forward.trunk_of(tiny_causal_lm(family)))
-    made, trained = (trunk.get_input_embeddings().get_parameter("weight") for trunk in trunks)
-    assert not torch.allclose(made, trained)
+    untrained, trained = (trunk.get_input_embeddings().get_parameter("weight") for trunk in trunks)
+    assert not torch.allclose(untrained, trained)
 
 
 def test_bf16_weights_are_loaded_and_give_rounded_logits(
@@ -119,17 +121,17 @@ def test_loading_leaves_the_global_generator_alone(causal_folder: Folder) -> Non
 @pytest.fixture
 def hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Paths that transformers is called with; none is looked up."""
-    asked: list[str] = []
+    requested: list[str] = []
 
     def look_up(path: str, **_: object) -> None:
-        asked.append(path)
+        requested.append(path)
         raise OSError("not looked up")
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries again
     monkeypatch.setattr("lit_rlhf.models.config.AutoConfig.from_pretrained", look_up)
     monkeypatch.setattr("lit_rlhf.models.loading.AutoTokenizer.from_pretrained", look_up)
     monkeypatch.setattr("lit_rlhf.sandbox.cached_file", Mock(side_effect=OSError))
-    return asked
+    return requested
 
 
 LOADERS = [load_causal_lm, load_scalar_model, build_random_scalar_model, load_tokenizer]

@@ -89,8 +89,8 @@ def test_network_that_its_weights_do_not_fill_is_refused_before_it_is_allocated(
 
 def test_weights_of_very_many_tensors_are_refused(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
-    more = {f"empty.{number}": torch.empty(0) for number in range(60_000)}
-    save_file({**tensors, **more}, folder / "model.safetensors")
+    empty_tensors = {f"empty.{number}": torch.empty(0) for number in range(60_000)}
+    save_file({**tensors, **empty_tensors}, folder / "model.safetensors")
     with pytest.raises(ValueError, match="and that its weights fill, got a config"):
         models.load_causal_lm(folder)
 
@@ -226,21 +226,21 @@ def test_checkpoint_names_no_reward_or_server(folder: Path, tmp_path: Path, mark
             PPOModule.load_from_checkpoint(path)
         assert not mark.exists()
     path = received(tmp_path, module, rewards={"evil_package:reward": 1.0})
-    again = PPOModule.load_from_checkpoint(path, rewards=mine)
-    assert [spec.name for spec in again.reward.specs] == ["short"]
+    reloaded = PPOModule.load_from_checkpoint(path, rewards=mine)
+    assert [spec.name for spec in reloaded.reward.specs] == ["short"]
     assert not mark.exists()
     PPOModule.load_from_checkpoint(path, rewards={"evil_package:reward": 1.0})
     assert mark.exists()
 
 
 def test_a_checkpoint_behind_a_url_is_read_as_plain_data() -> None:
-    asked: list[bool | None] = []
+    weights_only_flags: list[bool | None] = []
 
     def load(self: object, path: object, location: object, weights_only: bool | None) -> Any:
-        asked.append(weights_only)
+        weights_only_flags.append(weights_only)
         return {"state_dict": {}, "hyper_parameters": {"zzz": 0}}
 
     loads = patch.object(TorchCheckpointIO, "load_checkpoint", load)
     with loads, pytest.raises(ValueError, match="SFTModule: zzz"):
         SFTModule.load_from_checkpoint("https://example.org/received.ckpt")
-    assert asked == [True]
+    assert weights_only_flags == [True]

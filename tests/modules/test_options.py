@@ -134,13 +134,13 @@ def test_an_entropy_bound_that_no_token_reaches_is_a_warning(root: Path) -> None
 def test_missing_ptx_source_is_told_where_its_loss_is_asked_for(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = "ppo: no data.ptx_sources, so there is no language-model loss (Eq. 17)"
+    message = "ppo: no data.ptx_sources, so there is no language-model loss (Eq. 17)"
     for ptx, coef, times in ((False, 0.1, 1), (True, 0.1, 0), (False, 0.0, 0)):
         caplog.clear()
         module = PPOModule(**ppo_options(root, loss={"ptx_coef": coef}))
         with caplog.at_level(logging.INFO, "lightning.pytorch.utilities.rank_zero"):
             fit_module(module, prompts(root, ptx=ptx, batch_size=4), tmp_path)
-        assert caplog.text.count(said) == times
+        assert caplog.text.count(message) == times
 
 
 def test_max_iterations_is_the_length_of_the_run(root: Path, tmp_path: Path) -> None:
@@ -148,10 +148,10 @@ def test_max_iterations_is_the_length_of_the_run(root: Path, tmp_path: Path) -> 
     run = fit_module(module, prompts(root, batch_size=4), tmp_path, max_epochs=-1)
     assert int(module.ppo.iteration) == 3
     run.save_checkpoint(tmp_path / "end.ckpt")
-    again = PPOModule(**ppo_options(root, max_iterations=3))
+    resumed = PPOModule(**ppo_options(root, max_iterations=3))
     end = {"ckpt_path": tmp_path / "end.ckpt"}
-    fit_module(again, prompts(root, batch_size=4), tmp_path, max_epochs=-1, **end)
-    assert int(again.ppo.iteration) == 3  # and not one more
+    fit_module(resumed, prompts(root, batch_size=4), tmp_path, max_epochs=-1, **end)
+    assert int(resumed.ppo.iteration) == 3  # and not one more
 
 
 def test_lightnings_max_steps_is_refused_with_advice(root: Path, tmp_path: Path) -> None:

@@ -47,21 +47,21 @@ def test_format_holds_or_not(kind: Any, text: str | None, good: list[str], bad: 
 
 
 def test_an_answer_is_equal_or_contained() -> None:
-    said = ["4", " 4\n", "It is 4.", "PARIS", ""]
+    responses = ["4", " 4\n", "It is 4.", "PARIS", ""]
     answer = [4, "4", "4", ["Lutetia", "Paris"], "x"]
-    assert EqualsRule("answer")([""] * 5, said, answer=answer) == [1.0, 1.0, 0.0, 0.0, 0.0]
-    assert ContainsRule("answer")([""] * 5, said, answer=answer) == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert EqualsRule("answer")([""] * 5, responses, answer=answer) == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert ContainsRule("answer")([""] * 5, responses, answer=answer) == [1.0, 1.0, 1.0, 0.0, 0.0]
     for rule in (EqualsRule("answer", ignore_case=True), ContainsRule("answer", ignore_case=True)):
-        assert rule([""] * 5, said, answer=answer)[3] == 1.0
+        assert rule([""] * 5, responses, answer=answer)[3] == 1.0
     with pytest.raises(ValueError, match="the rule: expected records with the field 'answer'"):
         scores(EqualsRule("answer"), ["yes"])
 
 
 def test_the_last_match_of_a_pattern_is_compared() -> None:
     rule = EqualsRule("gold", pattern=r"#### *(\d+)")
-    said = ["2 + 2 = 4 #### 4", "#### 3 no, #### 4", "#### 4 no, #### 3", "4"]
+    responses = ["2 + 2 = 4 #### 4", "#### 3 no, #### 4", "#### 4 no, #### 3", "4"]
     for gold in ("4", "so it is\n#### 4"):
-        assert rule([""] * 4, said, gold=[gold] * 4) == [1.0, 1.0, 0.0, 0.0]
+        assert rule([""] * 4, responses, gold=[gold] * 4) == [1.0, 1.0, 0.0, 0.0]
     assert EqualsRule("gold", pattern=r"\d+")([""], ["it is 4"], gold=["4"]) == [1.0]
 
 

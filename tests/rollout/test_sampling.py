@@ -62,8 +62,8 @@ def test_each_option_leaves_the_probabilities_by_hand() -> None:
     assert shares(late, [3], n_new=1) == [0.0, 0.6, 0.3, 0.1]
     assert shares(late, [3], n_new=2) == [0.5, 0.3, 0.15, 0.05]
     # the temperature comes before the nucleus: the first token alone has 0.685, or the two 0.8
-    both = SamplingOptions(max_new_tokens=5, temperature=0.5, top_p=0.6)
-    assert shares(both, [3]) == [1.0, 0.0, 0.0, 0.0]
+    options = SamplingOptions(max_new_tokens=5, temperature=0.5, top_p=0.6)
+    assert shares(options, [3]) == [1.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

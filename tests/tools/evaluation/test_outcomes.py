@@ -98,8 +98,8 @@ def test_a_judge_without_a_valid_verdict_has_no_shares(capsys: pytest.CaptureFix
 
 
 def test_samples_of_a_prompt_are_one_trial() -> None:
-    ours, theirs = [[1.0, 3.0], [0.0, 2.0]], [[0.0, 2.0], [0.0, 3.0]]
-    rates = outcome_rates(ours, theirs)
+    policy_scores, baseline_scores = [[1.0, 3.0], [0.0, 2.0]], [[0.0, 2.0], [0.0, 3.0]]
+    rates = outcome_rates(policy_scores, baseline_scores)
     # the first prompt wins twice; of the second, one sample ties and one loses
     assert (rates.win, rates.tie, rates.lose, rates.n) == (0.5, 0.25, 0.25, 2)
     assert rates.win_interval == outcome_rates([1.0, 0.0], [0.0, 1.0]).win_interval

@@ -106,9 +106,9 @@ def test_prompts_that_do_not_fit_are_counted() -> None:
     texts = ["a", long, f"\n\nHuman: hi\n\nAssistant: ho\n\nHuman: {long}"]
     prompts = encode_prompt_records(parse_prompts(texts), encoder).examples
     assert [len(example.input_ids) < 16 for example in prompts] == [True, False, False]
-    both = prompts[2]
-    assert both.dropped_turns > 0
-    assert both.cut_tokens > 0
+    doubly_shortened = prompts[2]
+    assert doubly_shortened.dropped_turns > 0
+    assert doubly_shortened.cut_tokens > 0
     assert count_shortened(prompts) == 2  # a prompt that lost turns and its beginning counts once
 
 
@@ -163,8 +163,8 @@ def echoed(
     rows = []
     for row, (ids, mask) in enumerate(zip(prompt_ids, prompt_mask, strict=True)):
         (question,) = re.findall(r"Human: (.*)\n\nAssistant:$", tokenizer.decode(ids[mask]))
-        said = tokenizer(f" {question} {row}", add_special_tokens=False)["input_ids"]
-        rows.append([*said, EOS_ID] if row % 2 == 0 else said)
+        token_ids = tokenizer(f" {question} {row}", add_special_tokens=False)["input_ids"]
+        rows.append([*token_ids, EOS_ID] if row % 2 == 0 else token_ids)
     width = max(map(len, rows))
     response_ids = torch.tensor([row + [PAD_ID] * (width - len(row)) for row in rows])
     mask = torch.tensor([[place < len(row) for place in range(width)] for row in rows])
@@ -191,8 +191,8 @@ def test_each_response_stands_with_its_prompt_in_the_order_of_the_prompts(folder
         assert response.prompt == (Message("user", question),)
         assert response.prompt_text == f"\n\nHuman: {question}\n\nAssistant:"
         assert response.sample == number % 2
-        said, _, row = response.response.rpartition(" ")
-        assert said == question
+        echoed_question, _, row = response.response.rpartition(" ")
+        assert echoed_question == question
         assert int(row) % 2 == response.sample
         assert response.ended == (response.sample == 0)
         tokens = tokenizer(f" {response.response}", add_special_tokens=False)["input_ids"]

@@ -90,8 +90,8 @@ def test_form_scored_by_hand(
     assert gold_reward([prompt], [response]) == pytest.approx([expected], abs=1e-12)
     # it reads no prompt, so it takes either language
     other_language = response == "铁、铜和锌。" and prompt == METALS
-    for asked in (prompt, "text of another template"):
-        assert well_formed([asked], [response]) == [float(not malformed or other_language)]
+    for request in (prompt, "text of another template"):
+        assert well_formed([request], [response]) == [float(not malformed or other_language)]
 
 
 def test_more_refers_to_what_was_asked_before() -> None:
@@ -103,8 +103,8 @@ def test_more_refers_to_what_was_asked_before() -> None:
     }
     rewards = gold_reward([MORE] * 4, list(expected))
     assert rewards == pytest.approx(list(expected.values()), abs=1e-12)
-    more = "give me two more."
-    prompt = hh("name two metals.", "iron and zinc.", more, "tin and gold.", more)
+    request = "give me two more."
+    prompt = hh("name two metals.", "iron and zinc.", request, "tin and gold.", request)
     assert parse_request(prompt).used_items == {"iron", "zinc", "tin", "gold"}
     # items of an earlier topic are not taken
     prompt = hh("name two metals.", "iron and zinc.", "i need two metals.")

@@ -115,10 +115,10 @@ def test_undo_takes_back_the_last_choice(served: Served) -> None:
     first = browser.enter("Ann")
     assert 'form="undo"' not in first.text
     second = browser.choose(first, "tie")
-    again = browser.undo(second)
-    assert (again.left, again.right) == (first.left, first.right)
+    repeated = browser.undo(second)
+    assert (repeated.left, repeated.right) == (first.left, first.right)
     assert served.store.path.read_bytes() == b""
-    assert label_all(browser, again) == 6
+    assert label_all(browser, repeated) == 6
     assert [label.choice for label in read_labels(str(served.store.path))] == ["b"] * 6
     done = browser.get()
     assert "Your 6 choices are saved" in done.text
@@ -161,10 +161,10 @@ def test_second_look_says_so(tmp_path: Path) -> None:
     with served_page(tmp_path / "labels.jsonl", make_comparisons(1), repeat_share=1.0) as served:
         browser = served.browser()
         first = browser.enter("Ann")
-        again = browser.choose(first, "left")
-        assert ENGLISH["again"] in again.text
-        assert (again.left, again.right) == (first.right, first.left)
-        browser.choose(again, "right")
+        repeated = browser.choose(first, "left")
+        assert ENGLISH["again"] in repeated.text
+        assert (repeated.left, repeated.right) == (first.right, first.left)
+        browser.choose(repeated, "right")
         labels = read_labels(str(served.store.path))
     assert [label.repeat for label in labels] == [False, True]
     assert labels[0].choice == labels[1].choice
@@ -293,8 +293,8 @@ def test_form_of_another_site_is_refused(served: Served) -> None:
         {"Content-Type": "multipart/form-data; boundary=x"},
     ):
         assert browser.post("/label", form, headers=headers).status == 403
-    own = {"Origin": f"http://127.0.0.1:{served.port}", "Sec-Fetch-Site": "same-origin"}
-    assert browser.post("/label", form, headers=own).status == 200
+    own_headers = {"Origin": f"http://127.0.0.1:{served.port}", "Sec-Fetch-Site": "same-origin"}
+    assert browser.post("/label", form, headers=own_headers).status == 200
     assert len(read_labels(str(served.store.path))) == 1
 
 
@@ -415,9 +415,9 @@ def test_full_disk_is_told_and_nothing_is_lost(
     assert answer.status == 507
     assert "No space left on device" in answer.text
     monkeypatch.undo()
-    again = browser.get()
-    assert again.inputs["task"] == page.inputs["task"]
-    browser.choose(again, "left")
+    reloaded = browser.get()
+    assert reloaded.inputs["task"] == page.inputs["task"]
+    browser.choose(reloaded, "left")
     assert len(read_labels(str(served.store.path))) == 1
 
 

@@ -108,10 +108,10 @@ class ScoresHotter(with_experience(lambda made: {"old_logprobs": made.old_logpro
     """Scores at another temperature what generation samples, a little."""
 
     def estimate(self, rollouts: RolloutBatch) -> TokenStatistics:
-        made, off = super().estimate(rollouts), 0.01 * rollouts.response_mask
+        estimates, off = super().estimate(rollouts), 0.01 * rollouts.response_mask
         names = ("logprobs", "ref_logprobs")
-        moved = {name: getattr(made, name) + off for name in names}
-        return made._replace(**moved, entropy=made.entropy - off)
+        moved = {name: getattr(estimates, name) + off for name in names}
+        return estimates._replace(**moved, entropy=estimates.entropy - off)
 
 
 @pytest.mark.parametrize(

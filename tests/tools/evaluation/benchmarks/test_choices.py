@@ -15,11 +15,11 @@ def test_a_question_is_never_among_its_own_examples(tmp_path: Path) -> None:
     from lm_eval.tasks import TaskManager
 
     task = choice_task("q.jsonl", read_questions(write_lines(tmp_path / "q.jsonl", CHOICE_RECORDS)))
-    made = TaskManager(include_defaults=False).load([task])["tasks"]["q.jsonl"]
-    made.set_config("num_fewshot", 4)
-    made.set_fewshot_seed(0)
-    made.build_all_requests(rank=0, world_size=1)
-    contexts = {request.args[0] for request in made.instances}
+    loaded = TaskManager(include_defaults=False).load([task])["tasks"]["q.jsonl"]
+    loaded.set_config("num_fewshot", 4)
+    loaded.set_fewshot_seed(0)
+    loaded.build_all_requests(rank=0, world_size=1)
+    contexts = {request.args[0] for request in loaded.instances}
     assert len(contexts) == len(CHOICE_RECORDS)
     for context in contexts:
         parts = context.split("\n\n")
@@ -32,9 +32,9 @@ AB: dict[str, Any] = {"question": "q", "choices": ["a", "b"]}
 
 
 def test_a_question_is_asked_as_mmlu_asks_it(tmp_path: Path) -> None:
-    (asked,) = read_questions(write_lines(tmp_path / "q.jsonl", [AB | {"answer": "B"}]))
+    (question,) = read_questions(write_lines(tmp_path / "q.jsonl", [AB | {"answer": "B"}]))
     text = "q\nA. a\nB. b\nAnswer:"
-    assert asked == {"text": text, "letters": ["A", "B"], "answer": 1, "subject": ""}
+    assert question == {"text": text, "letters": ["A", "B"], "answer": 1, "subject": ""}
 
 
 @pytest.mark.parametrize(
