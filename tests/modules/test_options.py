@@ -2,17 +2,24 @@
 
 import logging
 import math
+from contextlib import nullcontext
 from inspect import signature
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from lit_rlhf.forward import scalar_head_of
+from lit_rlhf.models.heads import build_scalar_model
 from lit_rlhf.modules import OptimizerOptions, PPOModule
+from lit_rlhf.ppo import CriticPretrainingOptions
 from tests.support.paper_options import PPO_MAX
 from tests.support.stages import fit_module, ppo_options, prompts, source, trainer
+from tests.support.tiny_models import tiny_causal_lm
 
 
 @pytest.mark.parametrize(
@@ -172,6 +179,87 @@ def test_critic_pretraining_longer_than_the_run_is_refused(root: Path, tmp_path:
     module = PPOModule(**ppo_options(root, critic_pretraining={"iterations": 3}))
     with pytest.raises(ValueError, match=r"pretraining.iterations: expected at most the 2 iter"):
         fit_module(module, prompts(root), tmp_path, max_epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("batches", "max_iterations", "pretraining", "expected", "warns"),
+    [
+        (5, None, 0, 5, False),
+        (5, 3, 0, 3, False),
+        (5, 7, 4, 5, False),
+        (math.inf, 3, 2, 3, False),
+        (5, 3, 3, 3, True),
+    ],
+)
+def test_run_has_the_fewer_of_its_batches_and_iterations(
+    monkeypatch: pytest.MonkeyPatch,
+    batches: float,
+    max_iterations: int | None,
+    pretraining: int,
+    expected: float,
+    warns: bool,
+) -> None:
+    module: Any = SimpleNamespace(
+        trainer=SimpleNamespace(estimated_stepping_batches=batches),
+        max_iterations=max_iterations,
+        critic_pretraining=CriticPretrainingOptions(iterations=pretraining),
+    )
+    monkeypatch.setattr("lit_rlhf.modules.ppo.is_trial", lambda trainer: False)
+    with pytest.warns(UserWarning, match="the run has 3 iter") if warns else nullcontext():
+        assert PPOModule._plan_iterations(module) == expected
+
+
+def test_critic_pretraining_may_be_longer_if_it_can_end_early_or_the_run_is_a_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module: Any = SimpleNamespace(
+        trainer=SimpleNamespace(estimated_stepping_batches=2),
+        max_iterations=None,
+        critic_pretraining=CriticPretrainingOptions(iterations=3, target_value_loss=0.5),
+    )
+    monkeypatch.setattr("lit_rlhf.modules.ppo.is_trial", lambda trainer: False)
+    with pytest.warns(UserWarning, match="iterations=3: the run has 2 iterations"):
+        assert PPOModule._plan_iterations(module) == 2
+    module.critic_pretraining = CriticPretrainingOptions(iterations=3)
+    monkeypatch.setattr("lit_rlhf.modules.ppo.is_trial", lambda trainer: True)
+    assert PPOModule._plan_iterations(module) == 2
+
+
+@pytest.mark.parametrize(
+    ("max_new_tokens", "ptx_sources", "expected"),
+    # prompts of at most 40 tokens, and text of at most 100
+    [(30, [], 40 + 30), (30, ["text"], 100), (80, ["text"], 40 + 80)],
+)
+def test_networks_are_set_up_for_the_longest_sequence_of_the_run(
+    max_new_tokens: int, ptx_sources: list[str], expected: int
+) -> None:
+    encoder = SimpleNamespace(max_prompt_length=40, max_length=100, contract=object())
+    source = Mock()
+    module: Any = SimpleNamespace(
+        encoder=encoder,
+        datamodule=SimpleNamespace(ptx_sources=ptx_sources),
+        sampling=SimpleNamespace(max_new_tokens=max_new_tokens),
+        reward=SimpleNamespace(models=[source]),
+        ppo=Mock(),
+    )
+    PPOModule.setup(module, "validate")
+    module.ppo.set_longest_sequence.assert_called_once_with(expected)
+    source.check_contract.assert_called_once_with(encoder.contract)
+
+
+def test_head_on_the_policys_trunk_has_the_critics_rate_and_decay() -> None:
+    critic = build_scalar_model(tiny_causal_lm("llama"))
+    (head,) = scalar_head_of(critic).parameters()
+    optimizer = torch.optim.AdamW(critic.parameters(), lr=0.1, weight_decay=0.0)
+    options = OptimizerOptions(learning_rate=0.5, weight_decay=0.25)
+    module: Any = SimpleNamespace(critic_optimizer=options)
+    PPOModule._add_head_group(module, optimizer, critic)
+    trunk, own = optimizer.param_groups
+    assert [id(parameter) for parameter in own["params"]] == [id(head)]
+    assert (own["lr"], own["weight_decay"]) == (0.5, 0.25)
+    assert len(trunk["params"]) == len(list(critic.parameters())) - 1
+    assert all(parameter is not head for parameter in trunk["params"])
+    assert (trunk["lr"], trunk["weight_decay"]) == (0.1, 0.0)
 
 
 def test_adam_has_its_betas_and_decays_matrices_alone(root: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from transformers import GenerationConfig
 
 from lit_rlhf.data import PromptBatch
+from lit_rlhf.forward import Offloaded
 from lit_rlhf.ppo import (
     PPO,
     AdvantageOptions,
@@ -477,6 +478,42 @@ def test_minibatches_are_drawn_after_the_seed_of_the_rollouts() -> None:
     assert draws.rollout_seed == int(torch.randint(2**31, (), generator=generator))
     order, expected = (torch.randperm(9, generator=g) for g in (draws.generator, generator))
     assert torch.equal(order, expected)
+
+
+def test_longest_sequence_of_the_run_reaches_every_network(
+    ppo: PPO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = []
+    monkeypatch.setattr(
+        algorithm, "set_longest_sequence", lambda network, length: reached.append((network, length))
+    )
+    networks = ppo.networks
+    reference = networks.reference
+    assert reference is not None
+    assert not isinstance(reference, Offloaded)
+    reward = Mock()
+    ppo.networks = networks._replace(reference=Offloaded(reference), reward=reward)
+    ppo.set_longest_sequence(77)
+    expected = [(networks.policy, 77), (reference, 77), (networks.critic, 77)]
+    assert [(id(network), length) for network, length in reached] == [
+        (id(network), length) for network, length in expected
+    ]
+    reward.set_longest_sequence.assert_called_once_with(77)
+
+
+def test_id_without_a_token_in_a_response_of_another_sampler_is_refused(
+    ppo: PPO, prompts: PromptBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = ppo.rollout(prompts, seed=1)
+    mask = torch.arange(LENGTH) < torch.tensor([[2], [3]])
+    ids = torch.tensor([[5, 6, 200, 200, 200], [7, 8, 9, 201, 201]])
+    monkeypatch.setattr(algorithm, "ids_without_token", lambda policy: torch.tensor([200, 201]))
+    rollouts = rollouts._replace(response_ids=ids, response_mask=mask)
+    ppo.networks = ppo.networks._replace(sampler=Mock(return_value=rollouts))
+    assert ppo.rollout(prompts, seed=1) is rollouts  # only padding has no token
+    rollouts.response_ids[1, 2] = 201
+    with pytest.raises(ValueError, match="tokenizer has tokens for, got 201,"):
+        ppo.rollout(prompts, seed=1)
 
 
 def test_override_of_a_phase_acts(ppo: PPO, prompts: PromptBatch) -> None:
