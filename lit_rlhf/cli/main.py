@@ -38,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     outlive_terminal()
+    if sys.flags.optimize > 1:
+        _refuse(
+            "lit_rlhf: expected docstrings, of which options and their help are made, got python "
+            "-OO or PYTHONOPTIMIZE=2, which removes them"
+        )
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
     elif arguments[0] == "--version":

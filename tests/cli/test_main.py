@@ -48,6 +48,14 @@ def run_code(*lines: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
+def test_python_without_docstrings_is_refused_in_one_line() -> None:
+    command = [sys.executable, "-OO", "-m", "lit_rlhf", "generate", "--help"]
+    output = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (output.returncode, output.stdout) == (2, "")
+    assert output.stderr.startswith("lit_rlhf: expected docstrings, of which")
+    assert output.stderr.count("\n") == 1
+
+
 def test_help_version_and_mistyped_names_do_not_wait_for_libraries() -> None:
     calls = (["--help"], ["--version"], ["fti", "--config", "a.yaml"], ["fit", "--help"])
     attempts = [f"try: main({call})\nexcept SystemExit: pass" for call in calls]
