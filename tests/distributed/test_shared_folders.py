@@ -48,6 +48,7 @@ def test_a_rank_that_cannot_go_on_ends_all_of_them(tmp_path: Path) -> None:
     homes = [tmp_path / f"home{rank}" for rank in range(2)]
     for home in homes:
         shutil.copytree(root / "policy", home / "policy")
+        (home / "policy" / "lit_rlhf.json").unlink()  # which lists the config
     with (homes[1] / "policy" / "config.json").open("a") as config:
         config.write("\n")
     first, second = run_on_ranks(on_a_rank, 2, tmp_path, homes, root)

@@ -113,6 +113,7 @@ def test_raw_prompts_of_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exa
     monkeypatch.chdir(tmp_path)
     write_models(tmp_path, tiny_config("gpt_neox"))
     for folder in (Path("policy"), Path("reward")):  # as released: no template, no pad token
+        (folder / "lit_rlhf.json").unlink()
         (folder / "text_contract.json").unlink()
         (folder / "chat_template.jinja").unlink()
         settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
