@@ -59,4 +59,4 @@ def test_a_rank_that_cannot_go_on_ends_all_of_them(tmp_path: Path) -> None:
         assert path in first[name]
     assert not (homes[1] / "run").exists()
     assert first["full disk"] == "OSError: no space left"
-    assert second["full disk"].startswith("RuntimeError: another rank could not save the model to")
+    assert second["full disk"].startswith("UserError: another rank could not save the model to")
