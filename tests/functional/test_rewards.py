@@ -69,6 +69,13 @@ def test_a_response_without_a_token_gets_no_reward() -> None:
     assert (token_rewards(scores, junk, torch.zeros(2, 2), masked, kl_coef=0.1) == 0).all()
 
 
+def test_score_is_at_the_last_kept_token_alone_wherever_gaps_lie() -> None:
+    mask = torch.tensor([[True, False, True, False], [False, False, True, False]])
+    zeros = torch.zeros(2, 4)
+    rewards = token_rewards(torch.tensor([3.0, 5.0]), zeros, zeros, mask, kl_coef=0.0)
+    assert rewards.tolist() == [[0.0, 0.0, 3.0, 0.0], [0.0, 0.0, 5.0, 0.0]]
+
+
 def test_rewards_are_constants() -> None:
     scores, mask = torch.randn(1, requires_grad=True), torch.ones(1, 2, dtype=torch.bool)
     for trained in range(3):
