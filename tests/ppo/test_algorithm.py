@@ -472,6 +472,24 @@ def test_first_ratio_is_that_of_the_first_minibatch(ppo: PPO, prompts: PromptBat
         assert int(ppo.iteration) == iteration + 1
 
 
+def test_text_of_a_minibatch_goes_with_its_responses(ppo: PPO, prompts: PromptBatch) -> None:
+    rollouts = ppo.rollout(prompts.select([0, 0, 1, 1]), seed=1)
+    rewards = torch.zeros(rollouts.response_mask.shape)
+    experience = ppo.experience(rollouts, rewards, ppo.estimate(rollouts))
+    rows = torch.arange(4.0)[:, None].expand(rewards.shape)
+    ppo.pretraining_done.fill_(True)
+    ppo.minibatches = replace(ppo.minibatches, minibatch_size=2, ppo_epochs=1)
+    ppo.train_critic = Mock(return_value={})  # type: ignore[method-assign]
+    ppo.train_policy = Mock(return_value={})  # type: ignore[method-assign]
+    ptx: Any = SimpleNamespace(select=lambda index: index)  # the rows stand for their text
+    ppo.update(replace(experience, advantages=rows), Mock(), torch.Generator(), ptx)
+    pairs = [call.args[:2] for call in ppo.train_policy.call_args_list]
+    assert [minibatch.advantages[:, 0].tolist() for minibatch, _ in pairs] == [
+        text.tolist() for _, text in pairs
+    ]
+    assert sorted(row for _, text in pairs for row in text.tolist()) == [0, 1, 2, 3]
+
+
 def test_minibatches_are_drawn_after_the_seed_of_the_rollouts() -> None:
     draws = iteration_draws(seed=10_000_019, iteration=1, rank=0)
     generator = torch.Generator().manual_seed(10_000_019 * 1_000_003 + 7_919)
