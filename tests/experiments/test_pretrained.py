@@ -30,7 +30,7 @@ TINY = Sizes(
     proxy_pairs=24,
     val_pairs=6,
     test_pairs=24,
-    iterations=4,
+    iterations=6,
     prompts=4,
     max_new_tokens=4,
 )
