@@ -120,6 +120,16 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None
         reserved_paths.add(file)
 
 
+def is_or_contains(folder: Path, path: Path) -> bool:
+    """Whether a path is a folder or lies in it, links resolved; neither has to exist.
+
+    Args:
+        folder: The folder.
+        path: A file or folder.
+    """
+    return path.resolve().is_relative_to(folder.resolve())
+
+
 def check_output_folder(name: str, path: str, inputs: Iterable[str | None]) -> None:
     """Refuse a folder to be replaced that is or contains what a command reads.
 
@@ -128,15 +138,15 @@ def check_output_folder(name: str, path: str, inputs: Iterable[str | None]) -> N
         path: The folder.
         inputs: Files, folders and hub ids that the command reads; `None` for none.
     """
-    folder = Path(path).resolve()
     for source in inputs:
-        if source is not None and Path(source).exists():
-            file = Path(source).resolve()
-            if folder in (file, *file.parents):
-                raise ValueError(
-                    f"{name}: expected a folder of its own, got {path}, which is or contains "
-                    f"{source}, which this command reads"
-                )
+        # a hub id is no path
+        if source is None or not Path(source).exists():
+            continue
+        if is_or_contains(Path(path), Path(source)):
+            raise ValueError(
+                f"{name}: expected a folder of its own, got {path}, which is or contains "
+                f"{source}, which this command reads"
+            )
 
 
 def check_inputs(models: Mapping[str, Any], data: Iterable[str | None] = ()) -> None:

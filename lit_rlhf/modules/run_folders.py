@@ -21,6 +21,7 @@ from lit_rlhf.files import (
 from lit_rlhf.models import check_replaceable
 from lit_rlhf.modules.run_state import RunState
 from lit_rlhf.modules.schedules import NO_BATCHES
+from lit_rlhf.paths import is_or_contains
 
 
 class RunFolders(Callback):
@@ -144,9 +145,8 @@ def check_finished_dir(
     must_stay |= {f"the run's own folder {path}": path for path in training_folders(trainer)}
     with suppress(FileNotFoundError):
         finished.stat()  # fails for a link to itself, and below a file
-    target = finished.resolve()
     for name, path in must_stay.items():
-        if target in (path.resolve(), *path.resolve().parents):
+        if is_or_contains(finished, path):
             raise ValueError(
                 f"output_dir: expected a folder for the finished model only, got {finished}, "
                 f"which is or contains {name}; the finished model would replace it"

@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from lit_rlhf.checks import check_count, check_number
 from lit_rlhf.choices import DType, OnBadRecord
 from lit_rlhf.cli.configs import resolve_configs
 from lit_rlhf.command import Command
+from lit_rlhf.files import delete
 from lit_rlhf.paths import check_inputs, check_outputs, source_path
 
 if TYPE_CHECKING:  # it imports torch, for which --help does not wait
@@ -127,12 +127,12 @@ def _make_work_folder(output: str) -> Iterator[str]:
     """
     path = Path(output)
     folder = path.with_name(f".{path.name}.models")
-    shutil.rmtree(folder, ignore_errors=True)
+    delete(folder)
     folder.mkdir(parents=True)
     try:
         yield str(folder)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        delete(folder)
 
 
 def assign_folds(prompts: Sequence[Any], *, folds: int, seed: int) -> list[int]:

@@ -83,9 +83,13 @@ def write_world(
         write_json_lines(root / f"{name}.jsonl", lines)
     write_base_model(root / "base", world, seed, chat_template)
     # Last: `read_world` takes a folder with these settings for a complete one.
-    settings = {"seed": seed, "world": dataclasses.asdict(world)}
-    write_text(root / _SETTINGS_FILE, json.dumps(settings, indent=2) + "\n")
+    write_text(root / _SETTINGS_FILE, json.dumps(_describe(world, seed), indent=2) + "\n")
     return root
+
+
+def _describe(world: World, seed: int) -> dict[str, Any]:
+    """What the settings file of a world holds."""
+    return {"seed": seed, "world": dataclasses.asdict(world)}
 
 
 def check_no_other_world(folder: str | Path, world: World, seed: int) -> None:
@@ -100,8 +104,8 @@ def check_no_other_world(folder: str | Path, world: World, seed: int) -> None:
     if not path.is_file():
         return
     there = json.loads(path.read_text("utf-8"))
-    here = json.loads(json.dumps({"seed": seed, "world": dataclasses.asdict(world)}))
-    if there != here:
+    # through JSON, which has lists for tuples
+    if there != json.loads(json.dumps(_describe(world, seed))):
         raise ValueError(
             f"output_dir: expected a new folder, or one with the same world, got {folder}, which "
             "holds a world with another seed or other settings; choose another folder or delete it"
