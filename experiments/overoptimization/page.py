@@ -31,6 +31,8 @@ TABLES_TEMPLATE = Path(__file__).with_name("results.md.j2")
 ARMS = ("ppo_vanilla", "ppo_max")
 PLANNED_PAIRS = (300, 1000)
 PLANNED_SEEDS = (0, 1, 2)
+EVERY = 20
+"""Iterations of PPO between two points of a course, by the criterion."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,21 @@ class ProxyResults:
     seed: int
     steps: Mapping[str, Any]
 
+    def points(self, arm: str) -> list[Mapping[str, Any]]:
+        """The `P` points of an arm's course.
+
+        Responses are also kept where the detector's level changes; these points are left out.
+        """
+        points = self.steps[f"course_{arm}"]["points"]
+        return [point for point in points if point["iteration"] % EVERY == 0]
+
     def course(self, arm: str, key: str) -> Scores:
         """`proxy` or `truth` of an arm's held-out responses, `[P, N]`."""
-        points = self.steps[f"course_{arm}"]["points"]
-        return np.array([point[key] for point in points])
+        return np.array([point[key] for point in self.points(arm)])
 
     def run(self) -> Run:
         """The runs as the criterion reads them."""
-        points = self.steps["course_ppo_vanilla"]["points"]
+        points = self.points("ppo_vanilla")
         iterations = tuple(point["iteration"] for point in points)
         ends = {arm: np.array(row["truth"]) for arm, row in self.steps["end"].items()}
         n_prompts = len(points[0]["truth"])
@@ -148,6 +157,7 @@ def format_page(results: Mapping[str, Any]) -> str:
         state=describe_state(results),
         labels=format_labels(results.get("common", {})),
         gates=format_gates(read_proxies(results)),
+        courses=format_courses(read_proxies(results)),
         ends=format_ends(read_proxies(results)),
         least_agreement=LEAST_AGREEMENT,
         least_correlation=LEAST_CORRELATION,
@@ -221,6 +231,22 @@ def format_ends(proxies: Sequence[ProxyResults]) -> str:
                 ", ".join(distinct),
             ]
         )
+    return table(head, rows) if rows else "No seed has both arms yet.\n"
+
+
+def format_courses(proxies: Sequence[ProxyResults]) -> str:
+    """Format gold, and the last KL, over each finished run of PPO."""
+    rows = []
+    iterations: list[int] = []
+    for proxy in proxies:
+        for arm in ARMS:
+            if f"course_{arm}" not in proxy.steps:
+                continue
+            points = proxy.points(arm)
+            iterations = [point["iteration"] for point in points]
+            gold = [f"{value:.2f}" for value in proxy.course(arm, "truth").mean(1)]
+            rows.append([proxy.pairs, proxy.seed, NAMES[arm], *gold, f"{points[-1]['kl']:.1f}"])
+    head = ["pairs", "seed", "policy", *(f"gold at {n}" for n in iterations), "last KL, nats"]
     return table(head, rows) if rows else "PPO has not run yet.\n"
 
 
@@ -238,6 +264,7 @@ def format_tables(results: Mapping[str, Any]) -> str:
         times=format_times(results),
         labels=format_labels(common),
         gates=format_gates(proxies),
+        courses=format_courses(proxies),
         ends=format_ends(proxies),
         best_of=[
             {"pairs": proxy.pairs, "seed": proxy.seed, "table": format_course(proxy)}
@@ -334,7 +361,7 @@ def draw_proxy(axis: Axes, proxy: ProxyResults, gold_spread: float) -> None:
         for arm, marker in zip(ARMS, ("x", "o"), strict=True):
             if f"course_{arm}" not in proxy.steps:
                 continue
-            points = proxy.steps[f"course_{arm}"]["points"]
+            points = proxy.points(arm)
             gains = proxy.course(arm, key).mean(1)
             axis.scatter(
                 [max(point["kl"], 0.0) ** 0.5 for point in points],

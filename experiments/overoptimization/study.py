@@ -51,7 +51,7 @@ from experiments.overoptimization.labels import (
     label_pairs,
     read_gold,
 )
-from experiments.overoptimization.page import draw, format_page, format_tables
+from experiments.overoptimization.page import EVERY, draw, format_page, format_tables
 from experiments.preferences.study import FACTOR, SIZES, Preferences
 from experiments.pretrained.study import FILES, GOLD_SEED, LORA, Precision, read_json
 from experiments.processes import Step, run_missing_steps, say
@@ -82,8 +82,6 @@ BEST_OF = (1, 2, 4, 8, 16, 32, 64)
 END_SAMPLES = 8
 LONGEST_PROMPT = 128
 """Tokens of a prompt that PPO reads, by configs/smollm2; longer ones lose their oldest turns."""
-EVERY = 20
-"""Iterations of PPO between two points of a course."""
 SHOWN = 8
 """Prompts whose responses are kept in the results, drawn by the seed."""
 ARMS = ("ppo_vanilla", "ppo_max")
@@ -566,7 +564,7 @@ def run(
         results: File of the results.
 
     Raises:
-        ValueError: If the results are of other settings.
+        ValueError: If the results are of other settings, or of models in another folder.
     """
     file = Path(results)
     runs = Overoptimization(
@@ -587,6 +585,11 @@ def run(
     earlier = read_run(file, "settings") or settings
     if earlier != settings:
         raise ValueError(f"settings: expected {earlier}, as in {results}, got {settings}")
+    if "sft" in (read_run(file, "common") or {}) and not runs.path("sft").exists():
+        raise ValueError(
+            f"output_dir: {runs.root} does not have the models of {results}: give the folder where "
+            f"they are, or a new file as results"
+        )
     write_run(file, "settings", settings)
     runs.write_data()
 

@@ -225,6 +225,7 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         steps: list[Step], done: dict[str, Any], *, folder: Path, threads: int
     ) -> list[Finished]:
         missing = [step for step in steps if step.name not in done]
+        (folder / "sft").mkdir(parents=True, exist_ok=True)
         names.extend(step.name for step in missing)
         return [
             Finished(step, {"result": {"open": step.name != "gate_300_1"}, "minutes": 1.0})
@@ -269,6 +270,18 @@ def test_settings_of_the_results_stay(tmp_path: Path) -> None:
         run("base", "gemma", "hh", output_dir=str(tmp_path), results=str(results))
 
 
+def test_results_go_on_only_beside_their_models(tmp_path: Path, executed: list[str]) -> None:
+    results = tmp_path / "results.jsonl"
+    options: dict[str, Any] = {"results": str(results), "seeds": (0,)}
+    run("base", "gemma", "hh", output_dir=str(tmp_path / "runs"), **options)
+    kept = results.read_bytes()
+    executed.clear()
+    with pytest.raises(ValueError, match=r"output_dir: .*elsewhere does not have the models of "):
+        run("base", "gemma", "hh", output_dir=str(tmp_path / "elsewhere"), **options)
+    assert executed == []
+    assert results.read_bytes() == kept
+
+
 def made_up_results(*, with_ppo: bool) -> dict[str, Any]:
     """Results whose criterion holds, of two prompts and of six seeds and sizes."""
     mean = [0.5, 0.4, 0.6]
@@ -293,6 +306,8 @@ def made_up_results(*, with_ppo: bool) -> dict[str, Any]:
                     {"iteration": n, "kl": 1.0 * n, "proxy": [1.0 * n] * 2, "truth": [value] * 2}
                     for n, value in zip(ITERATIONS, means, strict=True)
                 ]
+                # the detector's level changes, which is no point of the course
+                course.insert(3, {**course[3], "iteration": 41, "truth": [9.0] * 2})
                 ends = {"sft": 0.0, "ppo_vanilla": float(means[-1]), "ppo_max": 1.0}
                 steps |= {f"course_{arm}_{tag}": {"points": course} for arm in study.ARMS}
                 steps[f"end_{tag}"] = {
@@ -321,6 +336,8 @@ def test_page_of_finished_runs_has_the_verdict() -> None:
     assert "The criterion is met: 1 falls: yes, 2 higher and later: yes" in page
     assert "| 300 | 0 | 20 | -3.00 [-3.00, -3.00] | -2.00 [-2.00, -2.00] |" in page
     assert "0.90, 0.50 (low), 0.90" in page
+    course = "| 0.00 | 1.00 | 0.50 | 0.00 | -1.00 | -2.00 | 100.0 |"
+    assert f"| 300 | 0 | vanilla PPO {course}" in page
     assert "comparisons at the end (6 of 6 done)" in page
     assert "| SFT | Hi? | A b |" in format_tables(results)
 
