@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import torch
+
 from benchmarks.speed.flops import generation_bytes, stage_flops
 from benchmarks.speed.job import Job
 from benchmarks.speed.machine import QUIET_CORES, folder_name
@@ -35,13 +37,19 @@ Labels = tuple[str, ...]
 def default_output(name: str, device: str, size: Size) -> str:
     """Path of a benchmark's results without a suffix, in a folder of this processor or GPU.
 
+    The folder of a processor names its instructions, since some with and without AVX-512 have the
+    same name.
+
     Args:
         name: Name of the benchmark.
         device: `cpu` or `cuda`.
         size: Size of networks and batches, which is part of the file's name unless it is `5m`.
     """
     file = name if size == "5m" else f"{name}_{size}"
-    return str(RESULTS / folder_name(device_name(device)) / file)
+    folder = folder_name(device_name(device))
+    if device == "cpu":
+        folder += f"_{torch.backends.cpu.get_cpu_capability().lower()}"
+    return str(RESULTS / folder / file)
 
 
 # Figures
@@ -406,7 +414,7 @@ def kernel_sentences(kernels: dict[str, dict[str, Any]]) -> str:
 # The page
 
 
-MACHINES = {"amd_epyc": "AMD", "intel_xeon": "Intel"}
+MACHINES = {"amd_epyc_avx2": "AMD", "intel_xeon_avx512": "Intel"}
 """Processors in the table of the page, by the folder of their results."""
 COMPARISONS = ("ppo_iteration", "sft_reward", "ppo_iteration_135m", "sft_reward_135m")
 

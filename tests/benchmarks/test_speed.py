@@ -66,6 +66,16 @@ def test_folder_of_results_is_the_name_of_the_device(name: str, folder: str) -> 
     assert machine.folder_name(name) == folder
 
 
+def test_folder_of_a_processors_results_names_its_instructions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(report, "device_name", lambda device: "AMD EPYC")
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+    output = Path(report.default_output("sft_reward", device="cpu", size="135m"))
+    assert output == report.RESULTS / "amd_epyc_avx2" / "sft_reward_135m"
+    assert Path(report.default_output("a", device="cuda", size="5m")).parent.name == "amd_epyc"
+
+
 def test_kernels_are_recorded_with_what_changes_their_speed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -278,7 +288,8 @@ def test_page_and_tables_agree_with_the_results() -> None:
 def test_readme_has_the_range_of_ppos_speed_ups() -> None:
     speeds = [
         ratio["speed"]
-        for file in report.RESULTS.glob("*/ppo_iteration*.json")
+        for processor in report.MACHINES
+        for file in (report.RESULTS / processor).glob("ppo_iteration*.json")
         for ratio in json.loads(file.read_text("utf-8"))["ratios"]
         if (ratio["side"], ratio["other"]) == (report.OURS, report.PEER)
         and ratio["precision"] == ratio["other_precision"]
