@@ -10,10 +10,11 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ArgumentParser, Namespace, set_loader
 
+from lit_callbacks.files import check_file
 from lit_rlhf.imports import current_folder, import_class_module
 from lit_rlhf.suggestions import did_you_mean, find_nearest
 from lit_rlhf.terminal import one_line
-from lit_rlhf.yaml_loading import keep_other_bases_as_text, load_yaml
+from lit_rlhf.yaml_loading import MAX_BYTES, keep_other_bases_as_text, load_yaml
 
 _MODE = "lit_rlhf"  # the name of the loader among jsonargparse's
 
@@ -98,6 +99,11 @@ class CommandParser(ArgumentParser):
             *others: Further arguments of jsonargparse.
             **options: The same, by keyword.
         """
+        if str(cfg_path) != "-":  # standard input
+            try:
+                check_file(cfg_path, MAX_BYTES)
+            except ValueError as error:
+                raise UsageError(str(error)) from error
         try:
             parsed: Namespace = super().parse_path(cfg_path, *others, **options)
             self.check_known(parsed.keys())

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lit_callbacks.files import LARGEST_TEXT, check_file
 from lit_callbacks.files import check_output_path as check_output_path
 
 LINE_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
@@ -16,6 +17,8 @@ CSV_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 TABLE_SUFFIXES = (".parquet", ".arrow")
 FILE_SUFFIXES = (*JSON_SUFFIXES, *CSV_SUFFIXES, *TEXT_SUFFIXES, *TABLE_SUFFIXES)
 """The suffixes of data files. Any other path is a dataset."""
+_TEXT_SUFFIXES = (".json", ".jinja", ".txt", ".md", ".model")
+"""What files of a model end with that are read as a whole, its tokenizer among them."""
 _SPREADSHEETS = (".xlsx", ".xls", ".ods")
 WRONG_VALUES = (TypeError, AttributeError, KeyError, AssertionError, RecursionError)
 """Errors of libraries for a configuration with values that they do not expect."""
@@ -217,6 +220,8 @@ def check_model_path(path: str | Path, name: str = "path") -> None:
         for file in Path(path).iterdir():
             if file.exists() and not (file.is_file() or file.is_dir()):  # reading it may not end
                 raise ValueError(f"{name}: expected a model's files, got the device or pipe {file}")
+            if file.suffix in _TEXT_SUFFIXES and file.is_file():
+                check_file(file, LARGEST_TEXT)
         for index in Path(path).glob("*.index.json"):
             _check_parts(index, name)
         return

@@ -6,8 +6,10 @@ from contextlib import contextmanager
 # private, but only this loader reads the text of a flag: see keep_other_bases_as_text
 from jsonargparse._loaders_dumpers import get_yaml_default_loader
 
+from lit_callbacks.yaml_reading import MAX_BYTES as MAX_BYTES
 from lit_callbacks.yaml_reading import StrictLoader
 from lit_callbacks.yaml_reading import load_yaml as load_yaml
+from lit_callbacks.yaml_reading import read_yaml as read_yaml
 
 
 @contextmanager

@@ -14,11 +14,16 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from secrets import token_hex
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _OF_SHELL = re.compile(r"^~[^/]*|\$[A-Za-z_]\w*|\$\{[^}]*\}")
 """What a shell replaces in a word that is not quoted: a home folder, and variables."""
+
+Json = TypeVar("Json", dict[str, Any], list[Any])
+
+LARGEST_TEXT = 100_000_000
+"""Most bytes of a text that is read as a whole, such as a template or a model's tokenizer.json."""
 
 
 def check_output_path(name: str, path: str) -> str:
@@ -103,8 +108,30 @@ def write_text(path: str | Path, text: str) -> Path:
     return Path(path)
 
 
+def check_file(path: str | Path, largest: int) -> None:
+    """Refuse what is no file, which may never end, and what is too large to be read as a whole.
+
+    A path that does not exist is left to whoever opens it.
+
+    Args:
+        path: The file.
+        largest: Largest size in bytes.
+    """
+    file = Path(path)
+    if not file.exists():
+        return
+    if not file.is_file():
+        raise ValueError(f"{path}: expected a file, got a folder, pipe or device")
+    if (size := file.stat().st_size) > largest:
+        raise ValueError(f"{path}: expected at most {largest:,} bytes, got {size:,}")
+
+
 def read_text(path: str | Path) -> str:
-    """Read a text in UTF-8; the error for another encoding is a ValueError that names the file."""
+    """Read a text in UTF-8; the error for another encoding is a ValueError that names the file.
+
+    See `check_file` for what else is refused.
+    """
+    check_file(path, LARGEST_TEXT)
     try:
         return Path(path).read_text("utf-8")
     except UnicodeDecodeError as error:
@@ -207,6 +234,24 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401  # JSON types
         return _DECODER.decode(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def read_json(path: str | Path, kind: type[Json]) -> Json:
+    """Read a file that holds a JSON object or array; the error for another names the file.
+
+    Args:
+        path: The file.
+        kind: `dict` or `list`.
+    """
+    text = read_text(path)
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON: {error}") from error
+    if not isinstance(content, kind):
+        expected = "an object" if kind is dict else "an array"
+        raise ValueError(f"{path}: expected {expected} of JSON, got {type(content).__name__}")
+    return content
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

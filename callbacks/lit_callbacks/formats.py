@@ -20,7 +20,7 @@ from pathlib import Path
 from reprlib import Repr
 from typing import Any, NamedTuple
 
-from lit_callbacks.files import RepeatedKeyError, find_repeated, parse_json, split_lines
+from lit_callbacks.files import RepeatedKeyError, check_file, find_repeated, parse_json, split_lines
 
 
 class Record(NamedTuple):
@@ -35,6 +35,7 @@ class Record(NamedTuple):
     values: Mapping[str, Any]
 
 
+_LARGEST_LOG = 2**30  # bytes
 _LONGEST_CELL = 2**31 - 1  # characters; the largest that every platform takes
 _METRICS = "a JSON object of metrics"
 _EACH_ONCE = "each key of a JSON object once"
@@ -70,6 +71,7 @@ class LogFile:
     @classmethod
     def read(cls, path: Path) -> LogFile:
         """Read a file in UTF-8, or in UTF-16 with a byte order mark, as Windows writes it."""
+        check_file(path, _LARGEST_LOG)
         data = path.read_bytes()
         is_utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
         return cls(path, data.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace"))
@@ -339,6 +341,7 @@ def read_wandb(path: Path) -> Iterator[Record]:
         messages = import_module("wandb.proto.wandb_internal_pb2")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{path} is read with wandb: pip install wandb") from error
+    check_file(path, _LARGEST_LOG)
     for place, data in enumerate(_read_blocks(path.read_bytes()), start=1):
         record = messages.Record()
         try:

@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from lit_callbacks.files import check_file
+
 MAX_BYTES = 2**22
 """Largest size of a file."""
 
@@ -66,14 +68,9 @@ def read_yaml(path: str | Path) -> Any:  # noqa: ANN401  # whatever the file hol
         ValueError: If it is no file, or not YAML in UTF-8, or has something that this module
             refuses. The message begins with the path.
     """
-    if not Path(path).is_file():  # reading a pipe or a device may not end
-        raise ValueError(f"{path}: expected a file")
-    with Path(path).open("rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"{path}: expected YAML of at most {MAX_BYTES} bytes")
+    check_file(path, MAX_BYTES)
     try:
-        return load_yaml(content.decode("utf-8-sig"))
+        return load_yaml(Path(path).read_bytes().decode("utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: expected YAML in UTF-8, got {error}") from error
 

@@ -13,7 +13,7 @@ from lit_rlhf.cli.configs import resolve_configs
 from lit_rlhf.cli.preparations import find_preparation
 from lit_rlhf.errors import end_with_message
 from lit_rlhf.paths import Option, check_inputs
-from lit_rlhf.yaml_loading import load_yaml
+from lit_rlhf.yaml_loading import load_yaml, read_yaml
 
 _SECTIONS = ("model", "data")
 _CHECKPOINT_WORDS = ("last", "best", "hpc", "registry")
@@ -91,7 +91,7 @@ def _read_options(arguments: Sequence[str]) -> Iterator[Option]:
         section, dot, option = name.removeprefix("--").replace(".init_args", "").partition(".")
         with suppress(OSError, ValueError, yaml.YAMLError):
             if name in ("--config", "-c"):
-                content = load_yaml(Path(text).read_text("utf-8"))
+                content = read_yaml(text)
                 for part in _SECTIONS if isinstance(content, Mapping) else ():
                     yield from _flatten(part, content.get(part))
             elif name == "--ckpt_path":

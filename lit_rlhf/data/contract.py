@@ -9,12 +9,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
+from datetime import date
 from pathlib import Path
+from typing import get_type_hints
 
 from transformers import PreTrainedTokenizerBase
 
 from lit_rlhf.data.templates import TEMPLATE_DATE, render_dialogue
-from lit_rlhf.files import parse_json, read_text, write_text
+from lit_rlhf.files import read_json, write_text
 
 CONTRACT_FILE = "text_contract.json"
 """Name of the contract's file in a model folder."""
@@ -71,17 +73,33 @@ class TextContract:
     def load(cls, folder: str | Path) -> "TextContract":
         """Read the contract of a model folder."""
         path = Path(folder) / CONTRACT_FILE
-        text = read_text(path)
-        try:
-            values = parse_json(text)
-        except ValueError as error:
-            raise ValueError(f"{path}: expected JSON: {error}") from error
+        return cls.parse(read_json(path, dict), str(path))
+
+    @classmethod
+    def parse(cls, values: object, place: str) -> "TextContract":
+        """Build a contract from its fields by name, which may be anybody's.
+
+        Args:
+            values: The fields.
+            place: Where they were read from, for errors.
+        """
         names = {field.name for field in fields(cls)}
         needed = {field.name for field in fields(cls) if field.default is MISSING}
         if not isinstance(values, dict) or not needed <= set(values) <= names:
-            actual = sorted(values) if isinstance(values, dict) else type(values).__name__
-            raise ValueError(f"{path}: expected the fields {sorted(needed)}, got {actual}")
-        return cls(**values)
+            actual = sorted(map(str, values)) if isinstance(values, dict) else type(values).__name__
+            raise ValueError(f"{place}: expected the fields {sorted(needed)}, got {actual}")
+        for name, kind in get_type_hints(cls).items():
+            if name in values and not isinstance(values[name], kind):
+                raise ValueError(
+                    f"{place}: expected {name} of the type {getattr(kind, '__name__', kind)}, got "
+                    f"{values[name]!r:.100}"
+                )
+        contract = cls(**values)
+        try:
+            date.fromisoformat(contract.template_date or TEMPLATE_DATE)
+        except ValueError as error:
+            raise ValueError(f"{place}: template_date: {error}") from error
+        return contract
 
     @classmethod
     def find(cls, folder: str | Path) -> "TextContract | None":
@@ -91,8 +109,8 @@ class TextContract:
     def render(self, messages: Sequence[dict[str, str]] = _EXAMPLE) -> str:
         """Render a complete dialogue, by default a short example, with this contract's template."""
         tokens = {"bos_token": self.bos_token or "", "eos_token": self.eos_token}
-        date = self.template_date or TEMPLATE_DATE
-        return render_dialogue(self.chat_template, messages, tokens, date=date)
+        today = self.template_date or TEMPLATE_DATE
+        return render_dialogue(self.chat_template, messages, tokens, date=today)
 
     def mismatch(self, other: "TextContract") -> str | None:
         """Compare with another contract; `None` if both models read text alike.

@@ -291,7 +291,7 @@ def restore_contract(
     """
     if CONTRACT_KEY not in saved.content:
         return None
-    contract = TextContract(**saved.content[CONTRACT_KEY])
+    contract = TextContract.parse(saved.content[CONTRACT_KEY], f"checkpoint {saved.path}")
     if tokenizer_hash(tokenizer) != contract.tokenizer_hash:
         raise ValueError(
             f"checkpoint {saved.path}: the run had another tokenizer than {source} has now; give a "

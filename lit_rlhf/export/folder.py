@@ -20,7 +20,7 @@ from transformers import (
 
 from lit_rlhf.data import TextContract
 from lit_rlhf.export.model import ExportableModel, NetworkName
-from lit_rlhf.files import read_manifest
+from lit_rlhf.files import read_manifest, read_text
 from lit_rlhf.forward import LanguageModel, count_heads, unwrap_model
 from lit_rlhf.models import (
     ADAPTER_CONFIG,
@@ -29,6 +29,7 @@ from lit_rlhf.models import (
     ModelOptions,
     add_base_weights,
     check_gguf_size,
+    check_model_path,
     check_stored_names,
     find_base,
     find_stored_head,
@@ -42,6 +43,7 @@ from lit_rlhf.models import (
     read_lm_head,
     without_loading_report,
 )
+from lit_rlhf.paths import WRONG_VALUES
 
 SCALAR_NETWORKS = ("reward", "critic")
 COPIED_ENTRIES = ("made", "versions")
@@ -69,6 +71,7 @@ def load_folder_model(
         trust_remote_code: Run code that comes with a model.
     """
     path = Path(path)
+    check_model_path(path)
     options = ModelOptions(trust_remote_code=trust_remote_code)
     has_adapters = (path / ADAPTER_CONFIG).is_file()
     config_source = str(path)
@@ -97,7 +100,7 @@ def load_folder_model(
         scalar=scalar,
         dtype=ModelOptions(dtype=target).torch_dtype,
         contract=TextContract.find(path),
-        card=card.read_text("utf-8") if card.is_file() and not averaged else None,
+        card=read_text(card) if card.is_file() and not averaged else None,
         manifest={
             name: value for name, value in read_manifest(path).items() if name in COPIED_ENTRIES
         },
@@ -171,8 +174,8 @@ def _named_gguf_errors(path: Path) -> Iterator[None]:
     try:
         yield
     # the reader has no own error: an unknown architecture is a ValueError, a truncated file
-    # one of struct, a missing key a KeyError
-    except (OSError, ValueError, KeyError, struct.error) as error:
+    # one of struct or an index, a missing key a KeyError
+    except (OSError, ValueError, LookupError, struct.error, *WRONG_VALUES) as error:
         raise ValueError(
             f"checkpoint: expected a GGUF file of an architecture that transformers reads, got "
             f"{path}: {error}"

@@ -11,6 +11,7 @@ from lit_callbacks.files import fsync as fsync
 from lit_callbacks.files import json_lines as json_lines
 from lit_callbacks.files import name_file as name_file
 from lit_callbacks.files import parse_json as parse_json
+from lit_callbacks.files import read_json as read_json
 from lit_callbacks.files import read_text as read_text
 from lit_callbacks.files import replace_file as replace_file
 from lit_callbacks.files import split_lines as split_lines

@@ -15,6 +15,9 @@ from lit_rlhf.errors import UserError
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of file systems that have no locks."""
+_LONGEST_ADDITION = 40
+"""Bytes by which names of hidden files are longer than the name beside which they are: that of a
+new manifest is `..NAME.lit_rlhf.json.01234567.partial`."""
 
 
 class FolderInUseError(UserError):
@@ -56,6 +59,7 @@ class FolderLocks:
             missing = [parent for parent in path.parents if not parent.exists()]
             path.parent.mkdir(parents=True, exist_ok=True)
             self._made += missing
+            _check_length(folder, path.parent)
             existed = path.exists()
             # not per thread: the lock may be released in another thread
             lock: BaseFileLock = FileLock(path, blocking=False, thread_local=False)
@@ -106,6 +110,17 @@ class FolderLocks:
         for lock in self._held:
             lock.release()
         self._held = []
+
+
+def _check_length(output: Path, parent: Path) -> None:
+    """Refuse a name that leaves no room for the hidden ones, which come when the work is done."""
+    longest = os.pathconf(parent, "PC_NAME_MAX") - _LONGEST_ADDITION
+    length = len(os.fsencode(output.resolve().name))
+    if length > longest:
+        raise ValueError(
+            f"{output}: expected a name of at most {longest} bytes, as hidden files beside it have "
+            f"longer ones, got {length}"
+        )
 
 
 @contextmanager

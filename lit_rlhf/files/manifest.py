@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lit_callbacks.files import parse_json, write_text
+from lit_callbacks.files import LARGEST_TEXT, check_file, parse_json, write_text
 
 MANIFEST = "lit_rlhf.json"
 PACKAGES = ("lit-rlhf", "torch", "lightning", "transformers", "peft")
@@ -53,6 +53,7 @@ def read_manifest(path: str | Path, strict: bool = False) -> dict[str, Any]:
     """
     file = manifest_path(path)
     try:
+        check_file(file, LARGEST_TEXT)
         manifest = parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
         if strict and not isinstance(error, OSError):

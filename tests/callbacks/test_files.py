@@ -12,10 +12,13 @@ from unittest.mock import patch
 import pytest
 
 from lit_callbacks.files import (
+    LARGEST_TEXT,
     append_to,
     json_lines,
     name_file,
     parse_json,
+    read_json,
+    read_text,
     replace_file,
     split_lines,
     write_text,
@@ -31,6 +34,25 @@ def test_an_error_of_writing_is_named_with_the_file(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(FileNotFoundError, match=r"missing'"), name_file("a.jsonl"):
         (tmp_path / "missing").read_text()
+
+
+def test_only_files_of_a_limited_size_are_read_as_a_whole(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('{"a": 1}')
+    assert read_json(file, dict) == {"a": 1}
+    with pytest.raises(ValueError, match=r"a\.json: expected an array of JSON, got dict"):
+        read_json(file, list)
+    file.write_text('{"a": ')
+    with pytest.raises(ValueError, match=r"a\.json: expected JSON: Expecting value"):
+        read_json(file, dict)
+    os.truncate(file, LARGEST_TEXT + 1)
+    with pytest.raises(ValueError, match=r"a\.json: expected at most 100,000,000 bytes, got 100,0"):
+        read_json(file, dict)
+    file.unlink()
+    os.mkfifo(file)
+    for place in (file, tmp_path):
+        with pytest.raises(ValueError, match="expected a file, got a folder, pipe or device"):
+            read_text(place)
 
 
 def test_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:

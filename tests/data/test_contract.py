@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,25 @@ def test_contract_survives_the_disk(tokenizer: Tokenizer, tmp_path: Path) -> Non
 def test_unreadable_contract_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "text_contract.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"text_contract.json: expected (text in UTF-8|JSON)"):
+        TextContract.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("chat_template", 5, "expected chat_template of the type str, got 5"),
+        ("max_length", "8", "expected max_length of the type int, got '8'"),
+        ("bos_token", [], "expected bos_token of the type str | None, got []"),
+        ("template_date", 5, "expected template_date of the type str | None, got 5"),
+        ("template_date", "today", "template_date: Invalid isoformat string: 'today'"),
+    ],
+)
+def test_contract_with_another_kind_of_value_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path, field: str, value: object, problem: str
+) -> None:
+    content = dataclasses.asdict(contract(tokenizer)) | {field: value}
+    (tmp_path / "text_contract.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=re.escape(f"/text_contract.json: {problem}")):
         TextContract.load(tmp_path)
 
 

@@ -11,7 +11,14 @@ from unittest.mock import patch
 import pytest
 from filelock import FileLock
 
-from lit_rlhf.files import FolderInUseError, FolderLocks, lock_outputs, lock_path
+from lit_rlhf.files import (
+    FolderInUseError,
+    FolderLocks,
+    lock_outputs,
+    lock_path,
+    write_manifest,
+    write_text,
+)
 
 
 def killed(work: Callable[[], None]) -> None:
@@ -86,6 +93,20 @@ def test_outputs_of_a_command_are_locked_until_it_ends(tmp_path: Path) -> None:
     with lock_outputs([output]):
         output.write_text("content")
     assert list(output.parent.iterdir()) == [output]
+
+
+def test_name_that_leaves_no_room_for_hidden_ones_is_refused_at_once(tmp_path: Path) -> None:
+    longest = tmp_path / ("é" * 107 + "a")
+    with lock_outputs([longest]):
+        write_text(longest, "content")
+        write_manifest(longest, {})
+    message = r"expected a name of at most 215 bytes, as hidden files beside it have longer ones"
+    with pytest.raises(ValueError, match=f"{message}, got 216"), lock_outputs([f"{longest}a"]):
+        raise AssertionError
+    assert {path.name for path in tmp_path.iterdir()} == {
+        longest.name,
+        f".{longest.name}.lit_rlhf.json",
+    }
 
 
 def test_lock_follows_no_link(tmp_path: Path) -> None:

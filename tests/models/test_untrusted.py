@@ -4,6 +4,7 @@ Each file here would leave a mark if it were.
 """
 
 import json
+import os
 import pickle
 import runpy
 import shutil
@@ -20,6 +21,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from safetensors.torch import load_file, save_file
 
 from lit_rlhf import models
+from lit_rlhf.export import load_folder_model
 from lit_rlhf.modules import PPOModule, SFTModule
 from lit_rlhf.strategies import read_state_dict
 from tests.support.engine_checkpoints import write_checkpoint_folder
@@ -68,6 +70,17 @@ def test_payloads_of_these_tests_run_where_nothing_stops_them(folder: Path, mark
     with_code(folder, mark, model_type="evil")
     runpy.run_path(str(folder / "evil.py"))
     assert mark.exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "README.md", "spiece.model"])
+@pytest.mark.parametrize("load", [*LOADERS, models.load_tokenizer, load_folder_model])
+def test_text_that_is_too_large_is_refused_before_it_is_read(
+    folder: Path, name: str, load: Callable[[Path], object]
+) -> None:
+    (folder / name).touch()
+    os.truncate(folder / name, 2**40)  # of which nothing is on disk
+    with pytest.raises(ValueError, match=rf"{name}: expected at most 100,000,000 bytes, got 1,0"):
+        load(folder)
 
 
 @pytest.mark.parametrize(

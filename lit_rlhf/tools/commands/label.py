@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from lit_callbacks.files import read_json
 from lit_rlhf.checks import check_count, check_unit_interval
 from lit_rlhf.command import Command
 from lit_rlhf.paths import check_data_paths, check_inputs, check_outputs
@@ -337,8 +338,7 @@ def _load_session(output: str | Path) -> dict[str, str]:
     """Read the token and the secret of the page, or make them: a file for the user alone."""
     path = _hidden_file(output, "session")
     if path.exists():
-        session: dict[str, str] = json.loads(path.read_text("utf-8"))
-        return session
+        return read_json(path, dict)
     session = {"token": secrets.token_urlsafe(24), "secret": secrets.token_hex(32)}
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from lit_callbacks.files import write_text
+from lit_callbacks.files import read_json, write_text
 from lit_rlhf.cli.configs import CONFIGS, config_name
 from lit_rlhf.command import Command
 from lit_rlhf.tools.lab import WorldName
@@ -40,7 +40,7 @@ class Steps:
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
         self.settings = settings
-        begun = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        begun = read_json(path, dict) if path.exists() else {}
         self.differing = [n for n in settings if begun and begun["settings"][n] != settings[n]]
         self.begun: list[str] = [] if self.differing else begun.get("steps", [])
 
@@ -374,7 +374,7 @@ def _draw_runs(root: Path) -> None:
 
 def _tell_end(root: Path, minutes: float) -> None:
     """Print where everything is, and what happened."""
-    evaluation = json.loads((root / "evaluation.json").read_text("utf-8"))
+    evaluation = read_json(root / "evaluation.json", dict)
     print(f"\nDone in {minutes:.1f} minutes.")
     print(f"Verdicts and curves: {root}/report.html, {root}/collapse.png")
     print(f"All metrics: tensorboard --logdir {root}/logs")

@@ -13,7 +13,7 @@ from lit_rlhf.checks import check_count, check_number
 from lit_rlhf.choices import DType, OnBadRecord
 from lit_rlhf.cli.configs import resolve_configs
 from lit_rlhf.command import Command
-from lit_rlhf.files import delete
+from lit_rlhf.files import delete, read_text
 from lit_rlhf.paths import check_inputs, check_outputs, source_path
 
 if TYPE_CHECKING:  # it imports torch, for which --help does not wait
@@ -78,7 +78,7 @@ def measure_strength(
     settings = {
         "model": [model, hash_model(model)],
         "preferences": [[on_bad_record, source.content_hash()] for source in sources],
-        "fit_config": [Path(config).read_text("utf-8") for config in configs[1::2]],
+        "fit_config": [read_text(config) for config in configs[1::2]],
         **{"folds": folds, "repeats": repeats, "seed": seed},
     }
     differences = torch.full((repeats, len(rows)), math.nan, dtype=torch.float64)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from lit_callbacks.files import read_json
 from lit_rlhf.tools.lab.lexicon import chinese_words
 from lit_rlhf.tools.lab.world import World, render_prompt
 
@@ -103,7 +104,7 @@ def check_no_other_world(folder: str | Path, world: World, seed: int) -> None:
     path = Path(folder) / _SETTINGS_FILE
     if not path.is_file():
         return
-    there = json.loads(path.read_text("utf-8"))
+    there = read_json(path, dict)
     # through JSON, which has lists for tuples
     if there != json.loads(json.dumps(_describe(world, seed))):
         raise ValueError(
@@ -117,7 +118,7 @@ def read_world(folder: str | Path) -> World:
     path = Path(folder) / _SETTINGS_FILE
     if not path.is_file():
         raise ValueError(f"world: expected a folder that `lit_rlhf lab world` wrote, got {folder}")
-    settings: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    settings = read_json(path, dict)
     try:
         return World(**settings["world"])
     except (KeyError, TypeError) as error:

@@ -15,7 +15,7 @@ from statistics import median
 from threading import RLock
 from typing import Any, Literal, NamedTuple
 
-from lit_rlhf.files import write_text
+from lit_rlhf.files import read_json, write_text
 from lit_rlhf.tools.evaluation.labels import Choice, Comparison, Label
 from lit_rlhf.tools.labelling.selection import seeded_rank
 from lit_rlhf.tools.labelling.store import LabelStore, Task
@@ -253,7 +253,7 @@ class Schedule:
         """Give annotators what they were looking at before a restart, unless it was labelled."""
         if self._open_tasks is None or not self._open_tasks.exists():
             return
-        for fields in json.loads(self._open_tasks.read_text("utf-8")):
+        for fields in read_json(self._open_tasks, list):
             task = Task(**fields)
             if self.is_known(task) and self.store.find(task) is None:
                 self._current[task.annotator] = task
