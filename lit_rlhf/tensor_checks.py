@@ -53,6 +53,27 @@ def check_mask(shape: Shape, **masks: Tensor) -> None:
     _check_shapes(shape, masks)
 
 
+def check_stored(name: str, tensor: object) -> None:
+    """Raise ValueError for what is no tensor whose numbers are all in the file that it is from.
+
+    A tensor can repeat one stored number as often as it likes, and its first copy would then take
+    all memory.
+
+    Args:
+        name: Name of the tensor, and of the file.
+        tensor: What the file has under the name.
+    """
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    stored = tensor.untyped_storage().nbytes() if is_plain else 0
+    if tensor.numel() * tensor.element_size() > stored:
+        raise ValueError(
+            f"{name}: expected a tensor that is stored as a whole, got one of the shape "
+            f"{tuple(tensor.shape)} with {stored} bytes"
+        )
+
+
 def _check_shapes(shape: Shape, tensors: dict[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if isinstance(shape, int) and tensor.dim() != shape:

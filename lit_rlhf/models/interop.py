@@ -43,6 +43,7 @@ from lit_rlhf.choices import HeadFormat as HeadFormat
 from lit_rlhf.forward import trunk_of
 from lit_rlhf.models.config import is_classifier
 from lit_rlhf.models.heads import check_whole
+from lit_rlhf.tensor_checks import check_stored
 
 HEAD_NAMES = ("score", "value_head", "reward_head", "v_head.summary")
 """Names of scalar heads in the files of the projects above."""
@@ -194,15 +195,23 @@ def _find_file(path: str | Path, name: str) -> Path | None:
 def _load_plain_tensors(file: Path) -> dict[str, Tensor]:
     """Map the tensors in a file that torch pickled, without running code from it."""
     try:
-        tensors: dict[str, Tensor] = torch.load(
-            file, map_location="cpu", weights_only=True, mmap=True
-        )
-    except (pickle.UnpicklingError, RuntimeError) as error:
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise ValueError(
             f"{file}: expected plain tensors, got a file that torch.load(..., weights_only=True) "
             f"refuses: {error}"
         ) from error
+    if not isinstance(tensors, dict):
+        raise ValueError(f"{file}: expected tensors by name, got {type(tensors).__name__}")
+    for name, tensor in tensors.items():
+        check_stored(f"{file}: {name}", tensor)
     return tensors
+
+
+def check_pickled_weights(folder: Path) -> None:
+    """Refuse pickled weights that are no plain tensors, or stand for more than is stored."""
+    for file in sorted(folder.glob("pytorch_model*.bin")):
+        _load_plain_tensors(file)
 
 
 class TRLModel(NamedTuple):

@@ -53,6 +53,7 @@ from lit_rlhf.models.heads import (
 from lit_rlhf.models.interop import (
     HEAD_NAMES,
     check_not_delta_weights,
+    check_pickled_weights,
     check_weights_are_real,
     check_weights_are_there_once,
     find_stored_head,
@@ -338,6 +339,8 @@ def _load_pretrained(
         check_text_files(Path(path))
         check_weights_are_there_once(Path(path))
         check_weights_are_real(Path(path))
+        if pickled_weights:
+            check_pickled_weights(Path(path))
     # transformers initializes missing weights at random, which are errors below
     with private_rng(0), without_loading_report():
         try:

@@ -37,6 +37,7 @@ from lit_rlhf.files import (
     write_text,
 )
 from lit_rlhf.strategies.engine_shards import EngineLayout, ShardReader
+from lit_rlhf.tensor_checks import check_stored
 
 FORMAT = "lit_rlhf.multi_engine/3"
 PROVENANCE = ("run", "epoch", "global_step", "resume_settings", "versions")
@@ -477,8 +478,17 @@ def read_lightning_state(path: str | Path) -> dict[str, Any]:
     except (OSError, RuntimeError) as error:  # cut off, or not an archive of torch's
         problem = checkpoint_problem(path) or f"cannot be read: {error}"
         raise damaged_checkpoint_error(path, problem) from error
-    if not isinstance(content, dict) or "state_dict" not in content:
+    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise ValueError(
             f"checkpoint {path}: expected a checkpoint of Lightning's, got one without state_dict"
         )
+    for name in ("hyper_parameters", "callbacks", "loops"):
+        if not isinstance(content.get(name, {}), dict):
+            raise ValueError(
+                f"checkpoint {path}: expected a mapping as {name}, got "
+                f"{type(content[name]).__name__}"
+            )
+    for name, value in content["state_dict"].items():
+        if isinstance(value, Tensor):  # a module may keep other state of its own there
+            check_stored(f"checkpoint {path}: {name}", value)
     return content

@@ -15,7 +15,12 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchC
 from lit_rlhf.files import delete_partials, partial_path
 from lit_rlhf.files.atomic_io import replaced_path
 from lit_rlhf.strategies import AtomicCheckpointIO, checkpoint_files, find_newest_checkpoint
-from lit_rlhf.strategies.checkpoint_files import LIGHTNING_FILE, checkpoint_problem, read_state_dict
+from lit_rlhf.strategies.checkpoint_files import (
+    LIGHTNING_FILE,
+    checkpoint_problem,
+    read_lightning_state,
+    read_state_dict,
+)
 from tests.support.engine_folders import write
 from tests.support.full_disk import largest_file
 
@@ -265,6 +270,26 @@ def test_other_things_are_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
     assert "has no lit_rlhf.json" in str(checkpoint_problem(tmp_path))
     (tmp_path / checkpoint_files.MANIFEST).write_text(json.dumps({"format": "other"}))
     assert "not of format" in str(checkpoint_problem(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        (
+            {"state_dict": {"x": torch.zeros(1).expand(2**40)}},
+            "x: expected a tensor that is stored",
+        ),
+        ({"state_dict": []}, "expected a checkpoint of Lightning's, got one without state_dict"),
+        ({"hyper_parameters": []}, "expected a mapping as hyper_parameters, got list"),
+        ({"callbacks": 5}, "expected a mapping as callbacks, got int"),
+    ],
+)
+def test_checkpoint_of_another_form_is_refused(
+    tmp_path: Path, part: dict[str, Any], problem: str
+) -> None:
+    torch.save(content(1) | part, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=rf"checkpoint .*a\.ckpt: {problem}"):
+        read_lightning_state(tmp_path / "a.ckpt")
 
 
 def test_files_with_checksums_stay_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
