@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,7 +29,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: The arguments, without the program's name. Default: the process's.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            if sys.stdout is not None:  # closed by whoever started the program
+                sys.stdout.flush()
+    except OSError as error:  # of the output: commands tell of others themselves
+        # the interpreter would try to write it again when it ends
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        if not isinstance(error, BrokenPipeError):  # somebody reads it
+            print(f"lit-callbacks: the output could not be written: {error}", file=sys.stderr)
+            raise SystemExit(ERROR) from error
+
+
+def _run(words: Sequence[str]) -> None:
+    """Run the command that the first word names."""
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
     elif words[0] == "watch":

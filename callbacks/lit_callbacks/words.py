@@ -11,6 +11,19 @@ from typing import NoReturn
 # control characters but tab and line end, and what changes the direction of the text around it
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
+# whatever a URL has before the @ of its host, unless it ends with the name of a variable
+_CREDENTIALS = re.compile(r"(?<=\w:/)(/?)(?![^\s/@]*\$[A-Za-z_]\w*@)[^\s/]+@")
+
+
+def hide_passwords(text: str) -> str:
+    """Replace user and password in the URLs of a text by `***`; names of variables stay.
+
+    Examples:
+        >>> hide_passwords("no folder https://me:secret@host/x, give https://me:$SECRET@host/x")
+        'no folder https://***@host/x, give https://me:$SECRET@host/x'
+    """
+    return _CREDENTIALS.sub(r"\1***@", text)
+
 
 def printable(text: str) -> str:
     r"""Make text of other people's printable: a control character is shown as `\x1b`.
@@ -43,7 +56,7 @@ def end_with_error(parser: ArgumentParser, error: Exception) -> NoReturn:
         parser: The parser of the command, which knows its name.
         error: The error.
     """
-    message = " ".join(str(error).split())
+    message = hide_passwords(" ".join(str(error).split()))
     parser.exit(2, f"{parser.prog}: error: {printable(message)}\n")
 
 

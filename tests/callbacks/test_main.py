@@ -1,6 +1,10 @@
 """`lit-callbacks`: the commands of the package alone."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +56,38 @@ def test_report_and_gain_are_commands(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "no command 'fit'" in capsys.readouterr().err
     main([])
     assert "watch LOG" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a full disk is pretended with /dev/full")
+@pytest.mark.parametrize("command", ["watch", "report"])
+def test_output_on_a_full_disk_is_an_error_and_one_that_nobody_reads_is_none(
+    tmp_path: Path, command: str
+) -> None:
+    log = write_log(tmp_path / "log.jsonl", 0)
+    words = [sys.executable, "-m", "lit_callbacks", command, log]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            words, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert re.fullmatch(r"lit-callbacks.*No space left on device\n", done.stderr)
+    gone, output = os.pipe()
+    os.close(gone)
+    done = subprocess.run(
+        words, cwd=tmp_path, stdout=output, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(output)
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_log_that_is_no_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    for words in (["gain", pipe], ["watch", pipe], ["report", pipe], ["gain", "/dev/zero"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(list(map(str, words)))
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_log_is_a_table_of_steps(tmp_path: Path) -> None:
