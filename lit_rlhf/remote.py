@@ -6,13 +6,14 @@ deadline, an answer has a largest size, a redirect is not followed, and no secre
 
 import json
 import logging
+import re
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic, sleep
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import httpx2
 
@@ -89,7 +90,7 @@ class Answer(NamedTuple):
         status: HTTP status.
         body: Body of the response.
         pause: Seconds that the service asks to wait before another attempt; `None` for no wish.
-        secrets: What was sent and may not be shown if the service repeats it.
+        secrets: What was sent and may not be shown if the service repeats it, in any spelling.
     """
 
     status: int
@@ -102,8 +103,11 @@ class Answer(NamedTuple):
         """The beginning of the body for a message."""
         body = self.body[:_MAX_READ]
         for secret in self.secrets:
-            for spelling in (secret, quote(secret, safe="")):
-                body = body.replace(spelling.encode(), b"***")
+            in_json = json.dumps(secret)[1:-1]
+            in_url = (quote(secret, safe=""), quote_plus(secret))
+            for spelling in (secret, *in_url, in_json, in_json.replace("/", r"\/")):
+                pattern = re.escape(spelling.encode())
+                body = re.sub(pattern, b"***", body, flags=re.IGNORECASE)  # %2f is %2F
         # a character has 4 bytes at most
         text = body[: 4 * MAX_SHOWN].decode("utf-8", errors="replace")
         return f"the body {shorten(text)}" if text else "no body"

@@ -10,6 +10,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
+from lit_callbacks.words import hide_passwords as hide_passwords
 from lit_callbacks.words import printable as printable
 from lit_callbacks.words import printable_line as printable_line
 
@@ -54,8 +55,8 @@ class _LastingStream:
 
 
 def one_line(text: str) -> str:
-    """Make one printable line of a message, which may quote text of other people's."""
-    line = " ".join(printable(text).split())
+    """Make one printable line of a message, which may quote text of other people's or passwords."""
+    line = hide_passwords(" ".join(printable(text).split()))
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..."
 
 

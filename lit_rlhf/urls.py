@@ -6,12 +6,14 @@ contain a secret, only the name of the environment variable that holds it.
 
 import os
 import re
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import quote
 
 from lit_rlhf.errors import UserError
+from lit_rlhf.terminal import hide_passwords
 
 _VARIABLE = re.compile(r"\$[A-Za-z_]\w*")
 _SECRET_NAME = re.compile("auth|cred|key|passw|secret|sig|token", re.IGNORECASE)
@@ -46,7 +48,8 @@ class Target(NamedTuple):
     Attributes:
         url: The URL with its secrets, but without user and password.
         credentials: User and password; `None` without them.
-        secrets: Values of the environment variables in it, none of which may be shown.
+        secrets: What may not be shown: the values of the environment variables in it, and user and
+            password as HTTP Basic sends them.
     """
 
     url: str
@@ -148,16 +151,14 @@ class ServiceUrl:
         credentials = None
         if url.userinfo:
             credentials = Credentials(user=url.username, password=read(url.password))
+            secrets.append(b64encode(":".join(credentials).encode()).decode())
         expanded = url.copy_with(userinfo=b"", raw_path=target.encode())
         return Target(url=str(expanded), credentials=credentials, secrets=secrets)
 
 
 def has_password(text: str) -> bool:
-    """Whether a text is a URL, of whatever kind, with a user or a password itself in it."""
-    match = re.fullmatch(r"\w+://(?:(?P<user>[^\s/]*)@)?\S*", text)
-    if match is None or match["user"] is None:
-        return False
-    return _VARIABLE.fullmatch(match["user"].rpartition(":")[2]) is None
+    """Whether a text has a URL, of whatever kind, with a user or a password itself in it."""
+    return hide_passwords(text) != text
 
 
 def redact_url(url: str) -> str:

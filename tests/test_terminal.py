@@ -83,6 +83,12 @@ def test_output_that_nobody_reads_is_no_error(words: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_passwords_in_urls_are_hidden() -> None:
+    text = "postgresql+psycopg2://me:a@b@host/x, https:/me@host, https://me:$VAR@host, s3://a/b@c"
+    shown = "postgresql+psycopg2://***@host/x, https:/***@host, https://me:$VAR@host, s3://a/b@c"
+    assert one_line(text) == shown
+
+
 def test_control_characters_are_shown() -> None:
     text = "a\x1b]0;title\x07\x9b2J\x7f\u202e\r\r\nb\tc \u94c1\u200f"
     shown = "a\\x1b]0;title\\x07\\x9b2J\\x7f\\u202e\\r\nb\tc \u94c1\u200f"

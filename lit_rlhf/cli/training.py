@@ -171,11 +171,12 @@ def _check_urls(settings: object) -> None:
         settings: Parsed settings.
     """
     for name, value in walk_options(settings):
-        if isinstance(value, str) and has_password(value):
-            raise UsageError(
-                f"{name}: expected a URL without a password, which the configuration and logs "
-                f"would show, got {redact_url(value)!r}; give it in an environment variable"
-            )
+        for text in (name, value):  # a key may be a URL, too
+            if isinstance(text, str) and has_password(text):
+                raise UsageError(
+                    f"{name}: expected a URL without a password, which the configuration and logs "
+                    f"would show, got {redact_url(text)!r}; give it in an environment variable"
+                )
 
 
 def _check_seeds(settings: object) -> None:

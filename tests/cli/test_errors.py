@@ -1,5 +1,7 @@
 """Errors of `lit_rlhf fit` in one line: which option, in which file, and what to do."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import Mock, patch
@@ -68,6 +70,10 @@ MISTAKES = {
         ["fit", "quickstart/sft"],
         "lit_rlhf: error: quickstart/sft: a configuration follows its flag: "
         "lit_rlhf fit --config quickstart/sft\n",
+    ),
+    "a mistyped option behind a configuration with =": Mistake(
+        ["fit", f"--config={QUICKSTART / 'sft.yaml'}", "--tr", "1"],
+        "lit_rlhf fit: error: tr: no such option",
     ),
     "a mistyped configuration": Mistake(
         ["fit", "--config", "quickstart/stf"],
@@ -146,6 +152,38 @@ MISTAKES = {
         "variable\n",
         overlay="trainer: {logger: {class_path: MLFlowLogger, init_args: "
         "{tracking_uri: 'https://me:secret@host'}}}",
+    ),
+    "a password in the URL of a database": Mistake(
+        [*SFT, "--config", "mine.yaml"],
+        "lit_rlhf: error: trainer.logger.tracking_uri: expected a URL without a password, which "
+        "the configuration and logs would show, got '***@host/runs'; give it in an environment "
+        "variable\n",
+        overlay="trainer: {logger: {class_path: MLFlowLogger, init_args: "
+        "{tracking_uri: 'postgresql+psycopg2://me:secret@host/runs'}}}",
+    ),
+    "a password in a URL inside a text": Mistake(
+        [*SFT, "--config", "mine.yaml"],
+        "lit_rlhf: error: trainer.logger.run_name: expected a URL without a password, which ",
+        overlay="trainer: {logger: {class_path: MLFlowLogger, init_args: "
+        "{run_name: 'as https://me:secret@host/runs'}}}",
+    ),
+    "a password in a URL that is a key": Mistake(
+        [*SFT, "--config", "mine.yaml"],
+        "lit_rlhf: error: trainer.logger.tags.https://***@host: expected a URL without a password, "
+        "which ",
+        overlay="trainer: {logger: {class_path: MLFlowLogger, init_args: "
+        "{tags: {'https://me:secret@host': 1}}}}",
+    ),
+    "a URL with a password as a model": Mistake(
+        [*SFT, "--model.model_path", "https://me:secret@host/model"],
+        "lit_rlhf: error: model.model_path: expected a URL without a password, which the "
+        "configuration and logs would show, got 'https://***@host/model'; give it in an "
+        "environment variable\n",
+    ),
+    "a URL with a password as data of another command": Mistake(
+        ["generate", "--models", "a", "--prompts", "https://me:secret@host/p.jsonl"],
+        "lit_rlhf generate: https://***@host/p.jsonl: no such file\n",
+        status=1,
     ),
     "a token in the URL of a sampler": Mistake(
         ["fit", "--config", str(QUICKSTART / "ppo_max.yaml"), "--config", "mine.yaml"],
@@ -298,6 +336,17 @@ def errors_of(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[A
     with pytest.raises(SystemExit) as ended:
         main([*SFT, *map(str, arguments)])
     return ended.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["fit", "evaluate"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_configuration_that_is_no_small_file_is_refused(
+    command: str, make: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make("mine.yaml")
+    with pytest.raises(SystemExit, match="2"):
+        main([command, "--config", "mine.yaml"])
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_configuration_in_another_encoding_is_named(capsys: pytest.CaptureFixture[str]) -> None:

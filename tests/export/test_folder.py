@@ -138,6 +138,24 @@ def test_pickled_weights_with_code_are_refused(tmp_path: Path) -> None:
         load_folder_model(tmp_path / "theirs")
 
 
+@pytest.mark.parametrize(
+    ("name", "weight", "problem"),
+    [
+        ("score.weight", torch.zeros(1).expand(1, 2**40), "expected a tensor that is stored as a"),
+        ("any", torch.zeros(1).expand(2**40), "expected a tensor that is stored as a whole"),
+        ("any", [1.0], "expected a tensor, got list"),
+    ],
+)
+def test_pickled_weights_that_stand_for_more_than_is_stored_are_refused(
+    tmp_path: Path, name: str, weight: object, problem: str
+) -> None:
+    write_foreign(tmp_path / "theirs", FOREIGN["paper"], pickled=True)
+    file = tmp_path / "theirs" / "pytorch_model.bin"
+    torch.save(torch.load(file) | {name: weight}, file)
+    with pytest.raises(ValueError, match=rf"pytorch_model\.bin: {name}: {problem}"):
+        load_folder_model(tmp_path / "theirs")
+
+
 def test_a_language_model_is_no_reward_model(root: Path, tmp_path: Path) -> None:
     policy, reward = root / "policy", root / "reward"
     with pytest.raises(ValueError, match="network: expected policy or model"):

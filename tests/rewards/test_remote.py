@@ -262,6 +262,23 @@ def test_credential_of_the_environment_is_sent_and_never_shown(
     assert "secret" not in repr(scorer)
 
 
+def test_secret_that_a_service_repeats_is_hidden_in_all_spellings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secret = 'a1/"b 2'
+    monkeypatch.setenv("PASSWORD", secret)
+    basic = base64.b64encode(f"me:{secret}".encode()).decode()
+    escaped = ["a1%2F%22b%202", "A1%2f%22B%202", "a1%2F%22b+2", 'a1/\\"b 2', 'a1\\/\\"b 2']
+    spellings = [secret, *escaped, basic]
+    body = "|".join(spellings).encode()
+    head = f"HTTP/1.1 403 No\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with raw_service([head + body]) as (url, _):
+        scorer = RemoteScorer(url.replace("//", "//me:$PASSWORD@"))
+        with pytest.raises(RewardError) as error:
+            scorer(PROMPTS, TEXTS)
+    assert "the body '" + "|".join(["***"] * 7) + "'" in str(error.value)
+
+
 def test_redact_url_hides_what_may_be_secret() -> None:
     uuid, host = "01234567-89ab-cdef-0123-456789abcdef", "https://host0123456789abcdef.org"
     model = "http://h/v2/Meta-Llama-3.1-8B-Instruct/key/$A"
