@@ -16,6 +16,7 @@ from lit_callbacks.monitors import Level, Monitor
 from lit_callbacks.output import log_histogram, log_note, metrics_step, say
 from lit_callbacks.rollback import HealthyWeights, SavingAction, StopTraining
 from lit_callbacks.step_reader import StepReader
+from lit_callbacks.trainer_attributes import find_callbacks, log_interval
 from lit_callbacks.verdict import Verdict
 from lit_callbacks.watch import Watch
 from lit_callbacks.words import shorten_sentence
@@ -102,8 +103,7 @@ class CollapseDetector(Callback):
             pl_module: Its module.
             stage: `fit`, `validate`, `test` or `predict`.
         """
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set, but not declared
-        place = [c for c in callbacks if isinstance(c, CollapseDetector)].index(self)
+        place = find_callbacks(trainer, CollapseDetector).index(self)
         self._prefix = f"monitor/{place + 1}" if place else "monitor"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -223,8 +223,7 @@ class CollapseDetector(Callback):
         """
         step = metrics_step(trainer)
         n_batches = trainer.fit_loop.total_batch_idx + 1
-        interval = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set, but not declared
-        has_histograms = self.when != "train_batch" or n_batches % interval == 0
+        has_histograms = self.when != "train_batch" or n_batches % log_interval(trainer) == 0
         scalars = {f"{self._prefix}/level": float(self.verdict.level)}
         for monitor in monitors:
             stem = f"{self._prefix}/{monitor.key}"
@@ -380,16 +379,17 @@ class Collapse(NamedTuple):
 
 def find_collapse(trainer: Trainer) -> Collapse | None:
     """Find out how a detector ended the Trainer's last fit; `None` if none did."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set, but not declared
-        if isinstance(callback, CollapseDetector) and callback.stopped_by is not None:
-            saving = [action for action in callback.actions if isinstance(action, SavingAction)]
-            weights = [newest for action in saving if (newest := action.newest(trainer))]
-            if not weights:
-                return Collapse(verdict=callback.stopped_by)
-            newest_of_all: HealthyWeights = max(weights)
-            return Collapse(
-                verdict=callback.stopped_by,
-                healthy_step=newest_of_all.step,
-                checkpoint=newest_of_all.path,
-            )
+    for detector in find_callbacks(trainer, CollapseDetector):
+        if detector.stopped_by is None:
+            continue
+        saving = [action for action in detector.actions if isinstance(action, SavingAction)]
+        weights = [newest for action in saving if (newest := action.newest(trainer))]
+        if not weights:
+            return Collapse(verdict=detector.stopped_by)
+        newest_of_all: HealthyWeights = max(weights)
+        return Collapse(
+            verdict=detector.stopped_by,
+            healthy_step=newest_of_all.step,
+            checkpoint=newest_of_all.path,
+        )
     return None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lit_callbacks.detector import CollapseDetector
 from lit_callbacks.monitors import Level, Range
+from lit_callbacks.trainer_attributes import find_callbacks
 
 
 class HealthyCheckpoint(ModelCheckpoint):
@@ -102,11 +103,9 @@ class HealthyCheckpoint(ModelCheckpoint):
             value = float(logged[key])
             if not (math.isfinite(value) and bounds.low <= value <= bounds.high):
                 return f"{key} is {value:g}, not within [{bounds.low:g}, {bounds.high:g}]"
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set, but not declared
-            if isinstance(callback, CollapseDetector):
-                verdict = callback.verdict
-                if verdict.level > Level.HEALTHY:
-                    return f"{verdict.level.word}: {verdict.sentence}"
+        for detector in find_callbacks(trainer, CollapseDetector):
+            if detector.verdict.level > Level.HEALTHY:
+                return f"{detector.verdict.level.word}: {detector.verdict.sentence}"
         return None
 
 

@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lit_callbacks.output import versioned_folder
+from lit_callbacks.trainer_attributes import is_dry_run
 
 SIGNALS = {
     signal.SIGTERM: "SIGTERM",
@@ -182,8 +183,7 @@ class ResumeCheckpoint(Checkpoint):
 
     def _save(self, trainer: Trainer) -> None:
         n_batches = trainer.fit_loop.total_batch_idx + 1
-        # Lightning sets `fast_dev_run` without declaring it
-        if self._saved_batches == n_batches or getattr(trainer, "fast_dev_run", False):
+        if self._saved_batches == n_batches or is_dry_run(trainer):
             return
         folder = Path(str(self.dirpath))
         name = f"batch={n_batches}.ckpt"

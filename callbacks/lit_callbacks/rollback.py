@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import Strategy
 
 from lit_callbacks.actions import Action, scale_learning_rates
 from lit_callbacks.monitors import Level
+from lit_callbacks.trainer_attributes import is_dry_run
 from lit_callbacks.verdict import GRAVE, Trouble, Verdict
 
 OWN_NAME = re.compile(r"(weights_)?step=\d+\.ckpt")
@@ -182,8 +183,7 @@ class StopTraining(SavingAction):
             pl_module: Its module.
             verdict: The verdict on the step.
         """
-        # Lightning sets `fast_dev_run` without declaring it.
-        if trainer.checkpoint_callbacks and not getattr(trainer, "fast_dev_run", False):
+        if trainer.checkpoint_callbacks and not is_dry_run(trainer):
             super().on_step(trainer, pl_module, verdict)
 
     def act(self, trainer: Trainer, pl_module: LightningModule, verdict: Verdict) -> str:

@@ -17,6 +17,7 @@ from torch import nn
 from lit_callbacks.files import append_to, json_lines, parse_json, replace_file, split_lines
 from lit_callbacks.output import escape_markdown, log_text, logger_step
 from lit_callbacks.runs import LEVEL_KEY
+from lit_callbacks.trainer_attributes import is_dry_run
 from lit_callbacks.words import format_number
 
 Sample = dict[str, Any]
@@ -156,8 +157,7 @@ class SampleTimeline(Callback):
 
 
 def _is_writer(trainer: Trainer) -> bool:
-    # Lightning sets `fast_dev_run` without declaring it.
-    return trainer.is_global_zero and not getattr(trainer, "fast_dev_run", False)
+    return trainer.is_global_zero and not is_dry_run(trainer)
 
 
 @contextmanager

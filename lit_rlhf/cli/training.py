@@ -28,6 +28,7 @@ from lightning.pytorch.cli import (
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from lit_callbacks import PhaseSummary, ResumeCheckpoint, StageProgressBar, find_collapse
+from lit_callbacks.trainer_attributes import is_dry_run
 from lit_rlhf.checks import check_seed
 from lit_rlhf.cli.configs import resolve_configs
 from lit_rlhf.cli.configured_paths import suggest_preparation
@@ -48,7 +49,6 @@ from lit_rlhf.modules import (
     FinishedWeights,
     StageModule,
     checkpoint_folders,
-    is_dry_run,
     merge_options,
     option_groups,
     training_folders,

@@ -22,7 +22,6 @@ from lit_rlhf.modules.resume import ChangedRunError as ChangedRunError
 from lit_rlhf.modules.resume import run_id as run_id
 from lit_rlhf.modules.reward import RewardModule as RewardModule
 from lit_rlhf.modules.run_folders import checkpoint_folders as checkpoint_folders
-from lit_rlhf.modules.run_folders import is_dry_run as is_dry_run
 from lit_rlhf.modules.run_folders import training_folders as training_folders
 from lit_rlhf.modules.run_folders import versioned_log_folder as versioned_log_folder
 from lit_rlhf.modules.run_state import FinishedWeights as FinishedWeights

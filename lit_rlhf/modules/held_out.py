@@ -8,6 +8,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_callbacks import CollapseDetector, Verdict
+from lit_callbacks.trainer_attributes import find_callbacks
 from lit_rlhf.functional import Interval, wilson_interval
 
 REQUIRED_METRICS = {
@@ -65,10 +66,8 @@ def describe_held_out(stage: str, metrics: Mapping[str, float], trainer: Trainer
 
 def find_verdict(trainer: Trainer) -> Verdict | None:
     """The verdict of the trainer's first detector on the last step; `None` without one."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set, but not declared
-        if isinstance(callback, CollapseDetector):
-            return callback.verdict
-    return None
+    detectors = find_callbacks(trainer, CollapseDetector)
+    return detectors[0].verdict if detectors else None
 
 
 def _describe_sft(metrics: Mapping[str, float]) -> str:

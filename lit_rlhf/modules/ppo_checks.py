@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lit_rlhf.modules.run_folders import is_dry_run
+from lit_callbacks.trainer_attributes import is_dry_run
 from lit_rlhf.ppo import PPO, PPOOptions
 from lit_rlhf.rewards import untrusted_rewards
 from lit_rlhf.rollout import SamplingOptions, check_minibatch_size

@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lit_callbacks import count_resumed_epoch
 from lit_callbacks.output import metrics_step
+from lit_callbacks.trainer_attributes import log_interval
 from lit_rlhf.data import DataSource, RecordDataModule
 from lit_rlhf.files import code_versions
 from lit_rlhf.forward import LanguageModel, Offloaded
@@ -409,7 +410,7 @@ def logged_batch(trainer: Trainer) -> dict[str, Any]:
     Returns:
         The arguments of `Logger.log_metrics`; empty if Lightning logs nothing, or has logged it.
     """
-    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set, but not declared
+    every = log_interval(trainer)
     batches: Any = trainer.fit_loop.epoch_loop.batch_progress.total  # declared as its base class
     is_logged = batches.completed == batches.processed
     # 0: Lightning logs no batch

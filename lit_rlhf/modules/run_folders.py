@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import distributed
 
 from lit_callbacks import default_checkpoint_dir
+from lit_callbacks.trainer_attributes import is_dry_run
 from lit_rlhf.files import (
     FolderLocks,
     hash_files,
@@ -238,8 +239,3 @@ def log_folder(trainer: Trainer) -> Path:
     logger = trainer.logger
     folder = logger and (logger.log_dir or logger.save_dir)
     return Path(folder or trainer.default_root_dir)
-
-
-def is_dry_run(trainer: Trainer) -> bool:
-    """Whether `fast_dev_run` only tries the code out. Lightning does not declare its attribute."""
-    return bool(getattr(trainer, "fast_dev_run", False))

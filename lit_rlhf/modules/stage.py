@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase
 
+from lit_callbacks.trainer_attributes import find_callbacks, is_dry_run
 from lit_rlhf.finite import require_finite_weights
 from lit_rlhf.forward import (
     LanguageModel,
@@ -38,12 +39,7 @@ from lit_rlhf.modules.option_names import check_names, merge_options, plain_argu
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.phase_timer import PhaseTimer
 from lit_rlhf.modules.resume import Resume
-from lit_rlhf.modules.run_folders import (
-    RunFolders,
-    check_finished_dir,
-    is_dry_run,
-    log_folder,
-)
+from lit_rlhf.modules.run_folders import RunFolders, check_finished_dir, log_folder
 from lit_rlhf.modules.run_state import RunState
 from lit_rlhf.modules.schedules import build_schedule
 from lit_rlhf.modules.updates import (
@@ -427,8 +423,7 @@ def _check_lightning_tools(module: LightningModule) -> None:
             f"trainer.gradient_clip_val: expected none, got {clip}: each network is clipped by "
             "itself (grad_clip in the options of its optimizer)"
         )
-    callbacks = module.trainer.callbacks  # type: ignore[attr-defined]  # set, but not declared
-    if any(isinstance(callback, StochasticWeightAveraging) for callback in callbacks):
+    if find_callbacks(module.trainer, StochasticWeightAveraging):
         raise ValueError(
             "trainer.callbacks: expected no StochasticWeightAveraging, got one: it would replace "
             "the learning-rate schedule, which a stage steps itself, and its average would not be "
