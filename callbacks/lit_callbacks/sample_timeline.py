@@ -16,7 +16,7 @@ from torch import nn
 
 from lit_callbacks.files import append_to, json_lines, parse_json, replace_file, split_lines
 from lit_callbacks.output import escape_markdown, log_text, logger_step
-from lit_callbacks.runs import LEVEL_KEY
+from lit_callbacks.runs import LEVEL_KEY, SAMPLES_FILE
 from lit_callbacks.trainer_attributes import is_dry_run
 from lit_callbacks.words import format_number
 
@@ -153,7 +153,7 @@ class SampleTimeline(Callback):
 
     def _path(self, trainer: Trainer) -> Path:
         log_dir = trainer.log_dir or trainer.default_root_dir
-        return Path(log_dir) / "samples.jsonl" if self.file is None else Path(self.file)
+        return Path(log_dir) / SAMPLES_FILE if self.file is None else Path(self.file)
 
 
 def _is_writer(trainer: Trainer) -> bool:

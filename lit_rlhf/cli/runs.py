@@ -15,7 +15,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from lit_callbacks import RECORDS_FILE
+from lit_callbacks.runs import RECORDS_FILE, SAMPLES_FILE
 from lit_rlhf.files import delete, lock_path, read_manifest
 from lit_rlhf.modules import RUN_KEY, StageModule, checkpoint_folders, run_id, training_folders
 from lit_rlhf.parser import UsageError
@@ -36,9 +36,9 @@ _LATER_DEFAULTS = {
 """Defaults of options that came after the first hashes of commands, which must stay the same: a
 run that was finished before is still finished. A new option of a command, a module, a data module
 or a callback belongs here."""
-_WRITTEN = ("events.out.tfevents.*", RECORDS_FILE, "samples.jsonl")
+_LOGGED_FILES = ("events.out.tfevents.*", RECORDS_FILE, SAMPLES_FILE)
 """Files that runs add to, in the folders of their logs."""
-SETTINGS = ("config.yaml", "hparams.yaml")
+_SETTINGS_FILES = ("config.yaml", "hparams.yaml")
 """Files of a log that a run writes before it trains, and that need no protection."""
 
 
@@ -113,7 +113,7 @@ def occupied_folders(trainer: Trainer, module: LightningModule) -> list[Path]:
         if any(
             path.is_symlink() or not path.is_dir()
             for path in folder.rglob("*")
-            if path.name not in SETTINGS
+            if path.name not in _SETTINGS_FILES
         )
     ]
 
@@ -130,7 +130,7 @@ class DeleteEarlierRun(Callback):
         # Found now: at the start of training the loggers have opened their files.
         folders = training_folders(trainer)
         self._files = [
-            path for folder in folders for pattern in _WRITTEN for path in folder.glob(pattern)
+            path for folder in folders for pattern in _LOGGED_FILES for path in folder.glob(pattern)
         ]
         log = folders[0] if trainer.loggers else None
         run = run_id(module) if isinstance(module, StageModule) else None
