@@ -1,7 +1,6 @@
 """`lit_rlhf show`: what models, checkpoints and evaluations were made from."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,26 +62,20 @@ def describe_manifest(path: Path) -> dict[str, Any]:
 
 def describe_checkpoint(path: Path) -> dict[str, Any]:
     """Description of a checkpoint: its run, and whether it is damaged."""
-    from lit_rlhf.modules import SETTINGS_KEY, VERSIONS_KEY
+    from lit_rlhf.modules import SETTINGS_KEY, VERSIONS_KEY, plain_values
     from lit_rlhf.strategies import checkpoint_problem, read_lightning_state
 
     content = read_lightning_state(path)
-    options = plain(content.get("hyper_parameters", {}))
+    options = plain_values(content.get("hyper_parameters", {}))
     return {
         "problem": checkpoint_problem(path) or "none",
         "made_by": options.get("_class_path", "a script"),
         "epoch": content.get("epoch"),
         "updates": content.get("global_step"),
         "versions": content.get(VERSIONS_KEY, {}),
-        "inputs": plain(content.get(SETTINGS_KEY, {})),
+        "inputs": plain_values(content.get(SETTINGS_KEY, {})),
         "settings": {name: v for name, v in options.items() if not name.startswith("_")},
     }
-
-
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as YAML has them."""
-    plain_values: dict[str, Any] = json.loads(json.dumps(dict(values), default=str))
-    return plain_values
 
 
 COMMAND = Command(show, words=("paths",))

@@ -9,6 +9,7 @@ from lit_rlhf.modules.option_names import dotted_arguments as dotted_arguments
 from lit_rlhf.modules.option_names import merge_options as merge_options
 from lit_rlhf.modules.option_names import option_groups as option_groups
 from lit_rlhf.modules.option_names import option_names as option_names
+from lit_rlhf.modules.option_names import plain_values as plain_values
 from lit_rlhf.modules.options import OptimizerOptions as OptimizerOptions
 from lit_rlhf.modules.phase_timer import PhaseTimer as PhaseTimer
 from lit_rlhf.modules.phase_timer import suggest_change as suggest_change

@@ -1,6 +1,7 @@
 """Names of a module's options: its arguments, and the fields of arguments that are groups."""
 
 import inspect
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
@@ -86,6 +87,12 @@ def dotted_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         else:
             by_dotted_name[name] = value
     return by_dotted_name
+
+
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as JSON and YAML have them: a tuple becomes a list, an object of a class its text."""
+    converted: dict[str, Any] = json.loads(json.dumps(dict(values), default=str))
+    return converted
 
 
 def _parameters(cls: type) -> Iterator[inspect.Parameter]:

@@ -5,7 +5,6 @@ data and Trainer, with checksums of what its files held, under `SETTINGS_KEY`. A
 compares its own with them. `CONSEQUENCES` says of each setting what a change means.
 """
 
-import json
 import math
 import random
 import zlib
@@ -31,7 +30,12 @@ from lit_callbacks.trainer_attributes import log_interval
 from lit_rlhf.data import DataSource, RecordDataModule
 from lit_rlhf.files import code_versions
 from lit_rlhf.forward import LanguageModel, Offloaded
-from lit_rlhf.modules.option_names import dotted_arguments, option_groups, option_names
+from lit_rlhf.modules.option_names import (
+    dotted_arguments,
+    option_groups,
+    option_names,
+    plain_values,
+)
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.modules.run_state import RunState, last_metrics
 from lit_rlhf.modules.updates import TrainedNetwork
@@ -172,19 +176,14 @@ def find_changes(
         settings: Settings of the run now, see `describe_run`.
     """
     options = checkpoint.get(module.CHECKPOINT_HYPER_PARAMS_KEY, {})
-    saved = plain({**dotted_arguments(options), **checkpoint.get(SETTINGS_KEY, {})})
-    now = plain({**dotted_arguments(module.hparams), **settings})
+    # A tuple equals a list, whichever a checkpoint was written with.
+    saved = plain_values({**dotted_arguments(options), **checkpoint.get(SETTINGS_KEY, {})})
+    now = plain_values({**dotted_arguments(module.hparams), **settings})
     return {
         name: (value, now[name])
         for name, value in saved.items()
         if name in now and not name.startswith("_") and value != now[name]
     }
-
-
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as JSON has them: a tuple equals a list, whichever a checkpoint was written with."""
-    plain_values: dict[str, Any] = json.loads(json.dumps(values, default=str))
-    return plain_values
 
 
 def describe_changes(changes: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:
