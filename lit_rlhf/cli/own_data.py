@@ -22,7 +22,6 @@ from lit_rlhf.data import (
     DataCounts,
     DataSource,
     DialogueEncoder,
-    Message,
     PreferenceRecord,
     RecordError,
     RecordKind,
@@ -34,6 +33,7 @@ from lit_rlhf.data import (
     load_records,
     prompt_of,
     split_records,
+    turns_as_dicts,
 )
 from lit_rlhf.data.formats import detect_format, find_used_fields
 from lit_rlhf.files import write_json_lines, write_text
@@ -409,20 +409,20 @@ def _write_held_out(data: _OwnData, encoder: DialogueEncoder) -> bool:
         print("Too few prompts to hold some out: the evaluation uses those that are trained on")
     good = _encode_records(encoder, test, DataCounts()).records
     prompts = dict.fromkeys(map(prompt_of, good or test))
-    rows = [{"prompt": _as_rows(prompt)} for prompt in prompts]
+    rows = [{"prompt": turns_as_dicts(prompt)} for prompt in prompts]
     write_json_lines(data.root / "heldout.jsonl", rows)
     pairs = [
-        {"prompt": _as_rows(record.prompt), "chosen": record.chosen, "rejected": record.rejected}
+        {
+            "prompt": turns_as_dicts(record.prompt),
+            "chosen": record.chosen,
+            "rejected": record.rejected,
+        }
         for record in good
         if isinstance(record, PreferenceRecord)
     ]
     if pairs:
         write_json_lines(data.root / "heldout_pairs.jsonl", pairs)
     return bool(pairs)
-
-
-def _as_rows(turns: Sequence[Message]) -> list[dict[str, str]]:
-    return [{"role": turn.role, "content": turn.content} for turn in turns]
 
 
 def _read_packaged(stage: str, data: _OwnData) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from lit_rlhf.data.records import RecordError as RecordError
 from lit_rlhf.data.records import RecordKind as RecordKind
 from lit_rlhf.data.records import Row as Row
 from lit_rlhf.data.records import TextRecord as TextRecord
+from lit_rlhf.data.records import turns_as_dicts as turns_as_dicts
 from lit_rlhf.data.sources import DataSource as DataSource
 from lit_rlhf.data.sources import load_records as load_records
 from lit_rlhf.data.splits import prompt_of as prompt_of

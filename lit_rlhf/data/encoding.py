@@ -41,6 +41,7 @@ from lit_rlhf.data.records import (
     Message,
     PreferenceRecord,
     Record,
+    turns_as_dicts,
 )
 from lit_rlhf.data.templates import TEMPLATE_DATE, render_dialogue, resolve_template
 from lit_rlhf.rank_zero import rank_zero_only
@@ -279,7 +280,7 @@ class DialogueEncoder:
     ) -> str:
         return render_dialogue(
             str(self.tokenizer.chat_template),
-            _as_chat(messages),
+            turns_as_dicts(messages),
             self.tokenizer.special_tokens_map,
             add_generation_prompt,
             date,
@@ -390,7 +391,9 @@ class DialogueEncoder:
     def _fit_prompt(self, messages: tuple[Message, ...], text: str, limit: int) -> PromptExample:
         """Drop turns, then cut tokens, until a rendered prompt has at most `limit` tokens."""
         uncut = PromptExample(
-            input_ids=_to_tensor(self._tokenize_rendered(text)), text=text, turns=_as_chat(messages)
+            input_ids=_to_tensor(self._tokenize_rendered(text)),
+            text=text,
+            turns=turns_as_dicts(messages),
         )
         if len(uncut.input_ids) <= limit:
             return uncut
@@ -404,7 +407,7 @@ class DialogueEncoder:
                 input_ids=_to_tensor(self._tokenize(text)),
                 text=text,
                 dropped_turns=len(messages) - len(turns),
-                turns=_as_chat(turns),
+                turns=turns_as_dicts(turns),
             )
 
         # Bisection: one turn after the other, a dialogue of n turns would be rendered and tokenized
@@ -561,11 +564,6 @@ def _check_size(what: str, texts: Sequence[str]) -> None:
             f"{what} is too long",
             f"{size:,} bytes of UTF-8, expected at most {LARGEST_DIALOGUE:,}",
         )
-
-
-def _as_chat(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Turns as chat templates take them."""
-    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def _to_tensor(ids: Sequence[int]) -> Tensor:

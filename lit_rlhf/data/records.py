@@ -96,6 +96,11 @@ class Message:
     content: str
 
 
+def turns_as_dicts(turns: Sequence[Message]) -> list[dict[str, str]]:
+    """The turns of a dialogue as data files and chat templates have them."""
+    return [{"role": turn.role, "content": turn.content} for turn in turns]
+
+
 @dataclass(frozen=True)
 class Row:
     """One row of a data file or dataset, not yet checked.
@@ -216,7 +221,7 @@ class DemonstrationRecord:
         source: Name of the data source.
         location: Where it was read from.
         has_untrained_turns: Whether the row says of an earlier answer that it is not trained on.
-        is_label: Whether it is of a person's label of responses that policies sampled.
+        is_label: Whether it was made from a person's label of responses that policies sampled.
         fields: All fields of its row by name, where `load_records` was asked to keep them.
     """
 

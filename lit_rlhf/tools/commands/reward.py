@@ -5,7 +5,6 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +53,7 @@ def measure_strength(
     check_count("repeats", repeats)
     import torch
 
-    from lit_rlhf.data import DataSource, PreferenceRecord, load_records
+    from lit_rlhf.data import DataSource, PreferenceRecord, load_records, turns_as_dicts
     from lit_rlhf.files import ProgressFile, hash_model
     from lit_rlhf.tools.commands.report import parse_source
     from lit_rlhf.tools.evaluation.loading import choose_device
@@ -65,7 +64,7 @@ def measure_strength(
     records: list[PreferenceRecord] = load_records("preference", sources, on_bad_record)
     rows: list[dict[str, Any]] = [
         {
-            "prompt": [*map(asdict, pair.prompt)],
+            "prompt": turns_as_dicts(pair.prompt),
             "chosen": pair.chosen,
             "rejected": pair.rejected,
             "source": pair.source,

@@ -6,12 +6,12 @@ equal and were therefore shown to nobody.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from lit_rlhf.data import Message, RecordError, Row, read_file
+from lit_rlhf.data import RecordError, Row, read_file
 from lit_rlhf.tools.evaluation.responses import Turns
 
 Choice = Literal["a", "b", "tie", "both_bad", "skip"]
@@ -209,8 +209,3 @@ def read_labels(*paths: str) -> list[Label]:
         earlier.add(line)
         labels.append(label)
     return labels
-
-
-def turns_as_json(turns: Sequence[Message]) -> list[dict[str, str]]:
-    """The turns of a dialogue as JSON types."""
-    return [asdict(turn) for turn in turns]

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from lit_rlhf.data import PreferenceRecord
-from lit_rlhf.tools.evaluation.labels import turns_as_json
+from lit_rlhf.data import PreferenceRecord, turns_as_dicts
 
 _SPEAKERS = {"user": "Human", "assistant": "Assistant"}
 
@@ -22,7 +21,7 @@ def preference_rows(
     for record in records:
         if format == "trl":
             yield {
-                "prompt": turns_as_json(record.prompt),
+                "prompt": turns_as_dicts(record.prompt),
                 "chosen": [{"role": "assistant", "content": record.chosen}],
                 "rejected": [{"role": "assistant", "content": record.rejected}],
             }

@@ -5,7 +5,7 @@ its chosen response minus the score of its rejected one; the model is right wher
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import binary_calibration_error
 
 from lit_rlhf.checks import check_count
-from lit_rlhf.data import DataSource, PreferenceRecord, RecordError, parse_row
+from lit_rlhf.data import DataSource, PreferenceRecord, RecordError, parse_row, turns_as_dicts
 from lit_rlhf.functional import pairwise_reward_loss, preference_probability, wilson_interval
 from lit_rlhf.tools.evaluation.outcomes import ScoreSummary, score_summary
 from lit_rlhf.tools.evaluation.output import to_json_types
@@ -269,7 +269,7 @@ def read_strengths(path: str) -> list[dict[str, Any]]:
                 "source": record.source,
                 "location": str(record.location),
                 **row.fields,
-                "prompt": [asdict(turn) for turn in record.prompt],
+                "prompt": turns_as_dicts(record.prompt),
             }
         )
     return rows
