@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +30,7 @@ from lit_rlhf.data import (
     TextRecord,
     TokenExample,
     decode_tokens,
-    encode_records,
+    encode_each,
     load_records,
     prompt_of,
     split_records,
@@ -161,8 +162,9 @@ def write_configs_for(
     if tokenizer.chat_template:
         template = "tokenizer"
     encoder = DialogueEncoder(tokenizer, template, max_length=1_000_000)
-    encoded = _encode_records(encoder, records[:_MEASURED], counts)
-    examples = encoded.examples
+    encode = partial(_encode, encoder)
+    encoded = [*encode_each(records[:_MEASURED], encode, counts, "skip")]
+    examples = [example for kept in encoded for example in kept.examples]
     if not examples:
         raise ValueError(f"{source.place}: no record can be encoded: {counts.dropped_examples[0]}")
     counts.log_encoded(encoder.max_length)
@@ -175,7 +177,7 @@ def write_configs_for(
         source=source,
         kind=kind,
         records=records,
-        encodable=[*encoded.records, *records[_MEASURED:]],
+        encodable=[*(kept.record for kept in encoded), *records[_MEASURED:]],
         model=model,
         root=root,
         template=template,
@@ -407,7 +409,8 @@ def _write_held_out(data: _OwnData, encoder: DialogueEncoder) -> bool:
         test = split_records(data.records, val_fraction=share, test_fraction=share, seed=0).test
     else:
         print("Too few prompts to hold some out: the evaluation uses those that are trained on")
-    good = _encode_records(encoder, test, DataCounts()).records
+    encoded = encode_each(test, partial(_encode, encoder), DataCounts(), "skip")
+    good = [kept.record for kept in encoded]
     prompts = dict.fromkeys(map(prompt_of, good or test))
     rows = [{"prompt": turns_as_dicts(prompt)} for prompt in prompts]
     write_json_lines(data.root / "heldout.jsonl", rows)
@@ -593,39 +596,6 @@ def _evaluation(data: _OwnData, lengths: _Lengths) -> list[str]:
         )
         words += ["--rewards", rewards.strip()]
     return [*words, "--output", f"{root}/evaluation.json"]
-
-
-class _EncodedRecords(NamedTuple):
-    """What can be encoded of some records.
-
-    Attributes:
-        records: The records that can be encoded.
-        examples: Their examples, see `_encode`.
-    """
-
-    records: list[Any]
-    examples: list[TokenExample]
-
-
-def _encode_records(
-    encoder: DialogueEncoder, records: Sequence[Any], counts: DataCounts
-) -> _EncodedRecords:
-    """Encode the records that can be encoded.
-
-    Args:
-        encoder: The encoder; what it refuses is left out.
-        records: The records.
-        counts: Takes the counts of what is left out.
-    """
-    good: list[Any] = []
-
-    def encode(record: Any) -> Sequence[TokenExample]:  # noqa: ANN401  # a record of any kind
-        examples = _encode(encoder, record)
-        good.append(record)
-        return examples
-
-    examples = encode_records(records, encode, counts, "skip")
-    return _EncodedRecords(good, examples)
 
 
 def _encode(encoder: DialogueEncoder, record: Any) -> Sequence[TokenExample]:  # noqa: ANN401

@@ -11,9 +11,9 @@ holds exactly: the ids that a reward model is trained on are the ids of a rollou
 import logging
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Literal, NamedTuple, get_args
+from typing import Generic, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -575,13 +575,25 @@ def _is_label(record: Record) -> bool:
     return isinstance(record, DemonstrationRecord | PreferenceRecord) and record.is_label
 
 
-def encode_records(
+class EncodedRecord(NamedTuple, Generic[AnyRecord, AnyExample]):
+    """A record and what it becomes.
+
+    Attributes:
+        record: The record.
+        examples: Its examples: one, or as many as a plain text fills.
+    """
+
+    record: AnyRecord
+    examples: Sequence[AnyExample]
+
+
+def encode_each(
     records: Sequence[AnyRecord],
     encode: Callable[[AnyRecord], Sequence[AnyExample]],
     counts: DataCounts,
     on_bad_record: OnBadRecord,
-) -> list[AnyExample]:
-    """Encode records in order.
+) -> Iterator[EncodedRecord[AnyRecord, AnyExample]]:
+    """Encode records in order, and yield those that can be encoded.
 
     Args:
         records: The records.
@@ -590,20 +602,36 @@ def encode_records(
         on_bad_record: What to do about a record that cannot be encoded, see `DataCounts.drop`. A
             person's label is always left out then: what policies wrote is no fault of its file.
     """
-    examples: list[AnyExample] = []
     counts.records += len(records)
     for record in records:
         try:
-            encoded = encode(record)
+            examples = encode(record)
         except EncodingError as error:
             # a record that was not read from a file has at least a source
             location = Location(record.source) if record.location == NOWHERE else record.location
             counts.drop(location, error, "skip" if _is_label(record) else on_bad_record)
             continue
-        for example in encoded:
+        for example in examples:
             counts.add(example)
-        examples += encoded
-    return examples
+        yield EncodedRecord(record=record, examples=examples)
+
+
+def encode_records(
+    records: Sequence[AnyRecord],
+    encode: Callable[[AnyRecord], Sequence[AnyExample]],
+    counts: DataCounts,
+    on_bad_record: OnBadRecord,
+) -> list[AnyExample]:
+    """Encode records into the examples of all of them; see `encode_each`.
+
+    Args:
+        records: The records.
+        encode: Encodes one record into its examples.
+        counts: Takes the counts of what is lost.
+        on_bad_record: What to do about a record that cannot be encoded.
+    """
+    encoded = encode_each(records, encode, counts, on_bad_record)
+    return [example for kept in encoded for example in kept.examples]
 
 
 def encode_prompts(prompts: Sequence[str], encoder: DialogueEncoder) -> PromptBatch:

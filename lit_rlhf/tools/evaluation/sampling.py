@@ -26,7 +26,7 @@ from lit_rlhf.data import (
     PromptRecord,
     collate_prompts,
     describe_bad_records,
-    encode_records,
+    encode_each,
     load_records,
 )
 from lit_rlhf.files import ProgressFile, hash_model
@@ -110,19 +110,19 @@ def encode_prompt_records(
         on_bad_record: Whether a prompt with the text of a control token is an `error` or left out
             (`skip`).
     """
-    counts = DataCounts()
-    encoded: list[PromptRecord] = []
 
     def encode(record: PromptRecord) -> list[PromptExample]:
-        example = encoder.encode_prompt(record.prompt)
-        encoded.append(record)
-        return [example._replace(index=len(encoded) - 1, fields=record.fields)]
+        return [encoder.encode_prompt(record.prompt)._replace(fields=record.fields)]
 
-    examples = encode_records(records, encode, counts, on_bad_record)
+    counts = DataCounts()
+    encoded = [*encode_each(records, encode, counts, on_bad_record)]
     if counts.dropped:
         described = describe_bad_records(counts.dropped, counts.dropped_examples)
         _log.warning("left out prompts: %s", described)
-    return EncodedPrompts(records=encoded, examples=examples)
+    return EncodedPrompts(
+        records=[kept.record for kept in encoded],
+        examples=[kept.examples[0]._replace(index=index) for index, kept in enumerate(encoded)],
+    )
 
 
 def count_shortened(examples: Sequence[PromptExample]) -> int:

@@ -12,7 +12,7 @@ from lit_rlhf.data import (
     DemonstrationRecord,
     OnBadRecord,
     PromptExample,
-    encode_records,
+    encode_each,
     load_records,
 )
 from lit_rlhf.models import ModelOptions, read_config
@@ -113,19 +113,17 @@ def load_honest_answers(
     records: list[DemonstrationRecord] = load_records(
         "demonstration", sources, on_bad_record, counts=counts, keep_fields=True
     )
-    texts: list[str] = []
 
     def encode(record: DemonstrationRecord) -> list[PromptExample]:
-        turns = record.messages[:-1]
-        example = encoder.prompts.encode_prompt(turns)
-        texts.append(record.messages[-1].content.strip())
-        return [example._replace(fields=record.fields)]
+        prompt = encoder.prompts.encode_prompt(record.messages[:-1])
+        return [prompt._replace(fields=record.fields)]
 
-    examples = encode_records(records, encode, counts, on_bad_record)
+    encoded = [*encode_each(records, encode, counts, on_bad_record)]
     left_out.update(counts.skipped)
     left_out.update(counts.dropped)
     answers = []
-    for prompt, text in zip(examples, texts, strict=True):
+    for record, (prompt,) in encoded:
+        text = record.messages[-1].content.strip()
         response = encoder.encode(prompt, Attempt(text))
         if response.ended:
             answers.append(HonestAnswer(prompt=prompt, text=text, response=response))

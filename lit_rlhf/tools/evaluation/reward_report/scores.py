@@ -23,7 +23,7 @@ from lit_rlhf.data import (
     PreferenceRecord,
     TokenBatch,
     collate_preferences,
-    encode_records,
+    encode_each,
     load_records,
 )
 from lit_rlhf.forward import (
@@ -229,17 +229,13 @@ def _encode(
         seen[record.source] += 1
         if limit is None or seen[record.source] <= limit:
             first.append(record)
-    encoded = []
 
     def encode(record: PreferenceRecord) -> list[PreferenceExample]:
-        example = encoder.encode_pair(record.prompt, chosen=record.chosen, rejected=record.rejected)
-        encoded.append(record)
-        return [example]
+        return [encoder.encode_pair(record.prompt, chosen=record.chosen, rejected=record.rejected)]
 
-    examples = encode_records(first, encode, counts, on_bad_record)
     return [
-        EncodedPair(record=record, example=example)
-        for record, example in zip(encoded, examples, strict=True)
+        EncodedPair(record=encoded.record, example=encoded.examples[0])
+        for encoded in encode_each(first, encode, counts, on_bad_record)
     ]
 
 
