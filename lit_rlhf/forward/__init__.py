@@ -33,6 +33,7 @@ from lit_rlhf.forward.networks import LanguageModel as LanguageModel
 from lit_rlhf.forward.networks import ModuleT as ModuleT
 from lit_rlhf.forward.networks import Offloaded as Offloaded
 from lit_rlhf.forward.networks import call as call
+from lit_rlhf.forward.networks import copy_parameter as copy_parameter
 from lit_rlhf.forward.networks import count_heads as count_heads
 from lit_rlhf.forward.networks import disable_dropout as disable_dropout
 from lit_rlhf.forward.networks import eval_mode as eval_mode

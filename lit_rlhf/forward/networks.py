@@ -203,6 +203,11 @@ def replace_parameters(
                 setattr(layer, name, parameter)
 
 
+def copy_parameter(parameter: nn.Parameter) -> nn.Parameter:
+    """Copy a parameter, for `replace_parameters`, so that the original stays as it is."""
+    return nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+
+
 @dataclass(frozen=True)
 class ForwardPlan:
     """Decisions of `optimize_forward` on how a network computes its forward pass.

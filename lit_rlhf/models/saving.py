@@ -36,6 +36,7 @@ from lit_rlhf.files import (
 )
 from lit_rlhf.forward import (
     LanguageModel,
+    copy_parameter,
     count_heads,
     replace_parameters,
     stop_token_ids,
@@ -360,10 +361,6 @@ def _merge_layer(name: str, layer: LoraLayer, adapter: str) -> dict[str, Tensor]
             f"model: expected lora_bias on layers with a bias only, got {name}, which has none to "
             "merge the adapter's bias into"
         )
-
-    def copy_parameter(parameter: nn.Parameter) -> nn.Parameter:
-        return nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-
     mergeable = cast(Any, layer)
     with replace_parameters([base], copy_parameter):
         mergeable.merge(adapter_names=[adapter])

@@ -18,6 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 from lit_rlhf.checks import check_count
 from lit_rlhf.forward import (
     LanguageModel,
+    copy_parameter,
     eval_mode,
     forward_plan,
     gathered,
@@ -238,11 +239,7 @@ def _merge_into_copies(model: PeftModel, base_layers: list[nn.Module]) -> Iterat
 
     The copies are parameters of their own: a tied embedding must not change with the output layer.
     """
-
-    def copy(parameter: nn.Parameter) -> nn.Parameter:
-        return nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-
-    with replace_parameters(base_layers, copy):
+    with replace_parameters(base_layers, copy_parameter):
         try:
             with ignore_peft_warning():
                 model.merge_adapter()
