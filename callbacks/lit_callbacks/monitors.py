@@ -389,11 +389,10 @@ class Monitor:
 
     @property
     def reading(self) -> float:
-        """The reading that is judged: the median of the latest values (`smoothing`)."""
-        return self._smoothed()
+        """The reading that is judged: the median of the latest values (`smoothing`).
 
-    def _smoothed(self) -> float:
-        """The median of the latest readings; the latest one itself if it is not finite."""
+        It is the latest value itself if that is not finite.
+        """
         value = self.history[-1]
         recent = filter(math.isfinite, self._latest(self.smoothing))
         return median(recent) if math.isfinite(value) else value
@@ -525,7 +524,7 @@ class Monitor:
 
         Without a baseline there is no way to divide, and the fraction is taken as 1.
         """
-        reading = self._smoothed()
+        reading = self.reading
         baseline = self.baseline
         if not math.isfinite(reading):
             return "not finite"
@@ -546,7 +545,7 @@ class Monitor:
         if abs(score) < TREND_SCORE or slope == 0:
             return None
         low, high = self.thresholds()
-        steps = ((high if slope > 0 else low) - self._smoothed()) / slope
+        steps = ((high if slope > 0 else low) - self.reading) / slope
         if steps > self.horizon:
             return None
         return Crossing("high" if slope > 0 else "low", max(0.0, steps))
@@ -577,7 +576,7 @@ class Monitor:
 
     def sentence(self) -> str:
         """The state in words, for example `KL 41 nats is 12x its baseline and rising`."""
-        value = self._smoothed()
+        value = self.reading
         baseline = self.baseline
         now = f"{format_number(value)} {self.unit}".rstrip()
         if not math.isfinite(value):

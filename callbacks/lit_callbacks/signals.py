@@ -262,7 +262,7 @@ class ScoreMonitor(Monitor):
         """Whether the score is far below its threshold, too."""
         if self.level is not Level.COLLAPSED or self.baseline is None:
             return False
-        return self._smoothed() < self.baseline - 2 * self._spread
+        return self.reading < self.baseline - 2 * self._spread
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain values."""
@@ -316,7 +316,7 @@ class ShareMonitor(Monitor):
     @property
     def needs_distance(self) -> bool:
         """Whether the latest reading is not above `most`."""
-        return not (self.history and self._smoothed() >= self.most)
+        return not (self.history and self.reading >= self.most)
 
     def threshold_of(self, sign: int, *, fixed: float | None, ratio: float | None) -> float:
         """The effective threshold of one side, at most `most`.
