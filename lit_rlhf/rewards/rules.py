@@ -165,20 +165,19 @@ class EqualsRule:
     ) -> list[float | None]:
         """Score `responses` with 0 or 1, or abstain."""
         search = None if self.pattern is None else _Search(self.pattern, self.timeout)
-        scores: list[float | None] = []
-        for prompt, response, value in zip(prompts, responses, fields[self.field], strict=True):
-            if value is None:
-                scores.append(None)
-                continue
-            answers = _read_answers(value, field=self.field, prompt=prompt)
-            answer: str | None = response
-            if search is not None:
-                answer = search.extract(response)
-                answers = [a if (part := search.extract(a)) is None else part for a in answers]
-            right_answers = {_normalize(answer, self.ignore_case) for answer in answers}
-            is_right = answer is not None and _normalize(answer, self.ignore_case) in right_answers
-            scores.append(float(is_right))
-        return scores
+        lists = _read_answers(self.field, fields[self.field], prompts)
+        return [
+            None if answers is None else float(self._is_right(response, answers, search))
+            for response, answers in zip(responses, lists, strict=True)
+        ]
+
+    def _is_right(self, response: str, answers: Sequence[str], search: "_Search | None") -> bool:
+        answer: str | None = response
+        if search is not None:
+            answer = search.extract(response)
+            answers = [text if (part := search.extract(text)) is None else part for text in answers]
+        normalized = {_normalize(text, self.ignore_case) for text in answers}
+        return answer is not None and _normalize(answer, self.ignore_case) in normalized
 
 
 @dataclass(frozen=True)
@@ -205,15 +204,15 @@ class ContainsRule:
         self, prompts: Sequence[str], responses: Sequence[str], **fields: Sequence[Any]
     ) -> list[float | None]:
         """Score `responses` with 0 or 1, or abstain."""
-        scores: list[float | None] = []
-        for prompt, response, value in zip(prompts, responses, fields[self.field], strict=True):
-            if value is None:
-                scores.append(None)
-                continue
-            text = _normalize(response, self.ignore_case)
-            answers = _read_answers(value, field=self.field, prompt=prompt)
-            scores.append(float(any(_normalize(a, self.ignore_case) in text for a in answers)))
-        return scores
+        lists = _read_answers(self.field, fields[self.field], prompts)
+        return [
+            None if answers is None else float(self._is_right(response, answers))
+            for response, answers in zip(responses, lists, strict=True)
+        ]
+
+    def _is_right(self, response: str, answers: Sequence[str]) -> bool:
+        text = _normalize(response, self.ignore_case)
+        return any(_normalize(answer, self.ignore_case) in text for answer in answers)
 
 
 class SentimentRule:
@@ -237,7 +236,17 @@ class SentimentRule:
         return [float(self.analyzer.polarity_scores(text)["compound"]) for text in responses]
 
 
-def _read_answers(value: Any, *, field: str, prompt: str) -> list[str]:  # noqa: ANN401  # as in the data
+def _read_answers(
+    field: str, values: Sequence[Any], prompts: Sequence[str]
+) -> list[list[str] | None]:
+    """Read the answers in a field of each prompt's record; `None` where it lacks the field."""
+    return [
+        None if value is None else _read_value(value, field=field, prompt=prompt)
+        for value, prompt in zip(values, prompts, strict=True)
+    ]
+
+
+def _read_value(value: Any, *, field: str, prompt: str) -> list[str]:  # noqa: ANN401  # as in the data
     """Read the answers in a field as text; refuse empty ones, which every response contains."""
     values = value if isinstance(value, list | tuple) else [value]
     answers = [str(answer) for answer in values if answer is not None]
