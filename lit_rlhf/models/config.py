@@ -326,16 +326,16 @@ def check_causal(config: PreTrainedConfig, path: str | Path) -> None:
         )
 
 
-def max_positions(path: str | Path, options: ModelOptions | None = None) -> int | None:
+def max_positions(path: str | Path, options: ModelOptions = ModelOptions()) -> int | None:
     """Number of positions of a causal language model, `None` without a limit, by its config."""
-    config = read_config(path, options or ModelOptions())
+    config = read_config(path, options)
     check_causal(config, path)
     limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return limit
 
 
 def check_embedding_size(
-    tokenizer: PreTrainedTokenizerBase, path: str | Path, options: ModelOptions | None = None
+    tokenizer: PreTrainedTokenizerBase, path: str | Path, options: ModelOptions = ModelOptions()
 ) -> None:
     """Check that a model embeds every token of its tokenizer, by its config.
 
@@ -344,7 +344,7 @@ def check_embedding_size(
         path: Folder or hub id of the model.
         options: How the model is loaded.
     """
-    rows = read_config(path, options or ModelOptions()).get_text_config().vocab_size
+    rows = read_config(path, options).get_text_config().vocab_size
     largest = max(tokenizer.get_vocab().values())
     if largest >= rows:
         raise ValueError(

@@ -17,7 +17,7 @@ from lit_rlhf.forward import (
 )
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import SamplingOptions, generate_with_transformers, seed_temporarily
-from lit_rlhf.tools.evaluation.loading import load_encoders, load_policy, short_names
+from lit_rlhf.tools.evaluation.loading import CPU, load_encoders, load_policy, short_names
 from lit_rlhf.tools.evaluation.output import NAME_STYLE, NOTE_STYLE, print_text, progress_bar
 
 ShowText: TypeAlias = Callable[[str], None]
@@ -258,8 +258,8 @@ def load_speakers(
     models: Sequence[str],
     sampling: SamplingOptions,
     *,
-    model_options: ModelOptions | None = None,
-    device: torch.device | None = None,
+    model_options: ModelOptions = ModelOptions(),
+    device: torch.device = CPU,
     chat_template: str = "tokenizer",
     max_prompt_length: int | None = None,
 ) -> list[Speaker]:
@@ -269,12 +269,10 @@ def load_speakers(
         models: Folders or hub ids.
         sampling: How replies are sampled.
         model_options: How the models are loaded.
-        device: Where they compute. `None`: on the CPU.
+        device: Where they compute.
         chat_template: Template of the dialogues; `tokenizer` for each model's own.
         max_prompt_length: Longest dialogue that a model remembers, in tokens; see `load_encoder`.
     """
-    model_options = model_options or ModelOptions()
-    device = device or torch.device("cpu")
     names = short_names(models, "models")
     encoders = load_encoders(
         models,

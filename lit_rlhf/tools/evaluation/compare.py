@@ -31,7 +31,7 @@ from lit_rlhf.rollout import (
     compute_policy_statistics,
     decode_responses,
 )
-from lit_rlhf.tools.evaluation.loading import load_policy, load_shared_encoder, short_names
+from lit_rlhf.tools.evaluation.loading import CPU, load_policy, load_shared_encoder, short_names
 from lit_rlhf.tools.evaluation.outcomes import (
     HeadToHeads,
     Outcomes,
@@ -281,8 +281,8 @@ def compare_policies(
     rewards: Rewards,
     sampling: SamplingOptions,
     *,
-    model_options: ModelOptions | None = None,
-    device: torch.device | None = None,
+    model_options: ModelOptions = ModelOptions(),
+    device: torch.device = CPU,
     batch_size: int = 32,
     tie_margin: float = 0.0,
     chat_template: str = "tokenizer",
@@ -305,7 +305,7 @@ def compare_policies(
             weight. There may be none.
         sampling: How responses are sampled.
         model_options: How the models are loaded.
-        device: Where they compute. `None`: on the CPU.
+        device: Where they compute.
         batch_size: Prompts per batch. The samples depend on it.
         tie_margin: Largest difference of scores that counts as a tie, at least 0.
         chat_template: Template of the dialogues; `tokenizer` for the baseline's own.
@@ -328,8 +328,6 @@ def compare_policies(
             f"best_of: expected sizes from 1 to the {samples_per_prompt} samples_per_prompt and a "
             f"reward that chooses, got {list(best_of)} with {len(plain_rewards(rewards))} rewards"
         )
-    model_options = model_options or ModelOptions()
-    device = device or torch.device("cpu")
     check_not_negative("tie_margin", tie_margin)
     paths = dict(zip(short_names(policies, "policies"), policies, strict=True))
     encoder = load_shared_encoder(

@@ -18,6 +18,8 @@ from lit_rlhf.models import (
 from lit_rlhf.rewards import shorten_names
 from lit_rlhf.rollout import SamplingOptions
 
+CPU = torch.device("cpu")
+"""Where models compute unless a caller names another device."""
 _DEFAULT_PROMPT_LENGTH = 512  # tokens, for models that do not say what they were trained on
 
 
@@ -48,7 +50,7 @@ def load_shared_encoder(
     *,
     chat_template: str = "tokenizer",
     max_prompt_length: int | None = None,
-    model_options: ModelOptions | None = None,
+    model_options: ModelOptions = ModelOptions(),
 ) -> DialogueEncoder:
     """Load the first policy's encoder, and check that all policies read text the same way.
 
@@ -61,14 +63,13 @@ def load_shared_encoder(
             policy was trained on if its folder has a text contract, else 512.
         model_options: How the models are loaded.
     """
-    trust_remote_code = (model_options or ModelOptions()).trust_remote_code
     encoders: list[DialogueEncoder] = []
     for path in policies:
         trained = TextContract.find(path)
         limit = max_prompt_length
         if limit is None:
             limit = _DEFAULT_PROMPT_LENGTH if trained is None else trained.max_length
-        tokenizer = load_tokenizer(path, trust_remote_code)
+        tokenizer = load_tokenizer(path, model_options.trust_remote_code)
         check_embedding_size(tokenizer, path, model_options)
         try:
             encoder = DialogueEncoder(tokenizer, chat_template, limit)
@@ -99,7 +100,7 @@ def load_encoder(
     *,
     chat_template: str = "tokenizer",
     max_prompt_length: int | None = None,
-    model_options: ModelOptions | None = None,
+    model_options: ModelOptions = ModelOptions(),
 ) -> DialogueEncoder:
     """Load the encoder of one model, with prompts short enough to leave room for a response.
 
@@ -141,7 +142,7 @@ def load_encoders(
     *,
     chat_template: str = "tokenizer",
     max_prompt_length: int | None = None,
-    model_options: ModelOptions | None = None,
+    model_options: ModelOptions = ModelOptions(),
 ) -> list[DialogueEncoder]:
     """Load the encoder of each model, before any weights.
 

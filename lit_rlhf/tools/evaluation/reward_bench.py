@@ -15,6 +15,7 @@ import torch
 from lit_rlhf.data import DataSource, RecordError, Row
 from lit_rlhf.functional import wilson_interval
 from lit_rlhf.models import ModelOptions
+from lit_rlhf.tools.evaluation.loading import CPU
 from lit_rlhf.tools.evaluation.output import make_table, print_table
 from lit_rlhf.tools.evaluation.reward_report import score_pairs
 
@@ -71,8 +72,8 @@ def measure_accuracy(
     model: str,
     bench: BenchQuestions,
     *,
-    options: ModelOptions | None = None,
-    device: torch.device | None = None,
+    options: ModelOptions = ModelOptions(),
+    device: torch.device = CPU,
     max_length: int | None = None,
 ) -> dict[str, Any]:
     """Measure how often a reward model scores a right response above all wrong ones.
@@ -81,7 +82,7 @@ def measure_accuracy(
         model: Folder or hub id of the reward model.
         bench: The questions.
         options: How the model is loaded.
-        device: Where it computes. `None`: on the CPU.
+        device: Where it computes.
         max_length: Longest dialogue in tokens. `None`: as in the model's training, or 512.
     """
     pairs = score_pairs(

@@ -33,7 +33,7 @@ from lit_rlhf.files import ProgressFile, hash_model
 from lit_rlhf.forward import LanguageModel, set_longest_sequence, stop_token_ids
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.rollout import RolloutBatch, SamplingOptions, generate_responses
-from lit_rlhf.tools.evaluation.loading import load_encoders, load_policy, short_names
+from lit_rlhf.tools.evaluation.loading import CPU, load_encoders, load_policy, short_names
 from lit_rlhf.tools.evaluation.output import NAME_STYLE, NOTE_STYLE, print_text, progress_bar
 from lit_rlhf.tools.evaluation.responses import SampledResponse
 
@@ -248,8 +248,8 @@ def generate_from_models(
     prompts: Sequence[PromptRecord],
     sampling: SamplingOptions,
     *,
-    model_options: ModelOptions | None = None,
-    device: torch.device | None = None,
+    model_options: ModelOptions = ModelOptions(),
+    device: torch.device = CPU,
     batch_size: int = 32,
     responses_per_prompt: int = 1,
     chat_template: str = "tokenizer",
@@ -265,7 +265,7 @@ def generate_from_models(
         prompts: The prompts, at least one.
         sampling: How responses are sampled.
         model_options: How the models are loaded.
-        device: Where they compute. `None`: on the CPU.
+        device: Where they compute.
         batch_size: Prompts per batch. The samples depend on it.
         responses_per_prompt: Number of responses of each model to each prompt.
         chat_template: Template of the dialogues; `tokenizer` for each model's own.
@@ -276,8 +276,6 @@ def generate_from_models(
         on_bad_record: Whether a prompt that one model's encoder refuses is an `error` or left out
             for all (`skip`).
     """
-    model_options = model_options or ModelOptions()
-    device = device or torch.device("cpu")
     if not prompts:
         raise ValueError("prompts: expected at least one, got none")
     check_count("responses_per_prompt", responses_per_prompt)

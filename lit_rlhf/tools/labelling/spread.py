@@ -6,6 +6,7 @@ import torch
 
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.tools.evaluation.labels import Comparison
+from lit_rlhf.tools.evaluation.loading import CPU
 from lit_rlhf.tools.evaluation.people import PairScorer
 
 
@@ -14,8 +15,8 @@ def difference_spreads(
     reward_models: Sequence[str],
     *,
     policy: str | None = None,
-    model_options: ModelOptions | None = None,
-    device: torch.device | None = None,
+    model_options: ModelOptions = ModelOptions(),
+    device: torch.device = CPU,
     chat_template: str = "tokenizer",
 ) -> list[float]:
     """Measure how much the members of an ensemble disagree on each comparison.
@@ -30,7 +31,7 @@ def difference_spreads(
         policy: Folder or hub id of a policy, whose tokenizer writes the text; `None`: the first
             reward model's.
         model_options: How models are loaded.
-        device: Where they compute. `None`: on the CPU.
+        device: Where they compute.
         chat_template: Template of the dialogues; `tokenizer` for the policy's own.
     """
     scorer = PairScorer(

@@ -17,7 +17,7 @@ from lit_rlhf.tools.evaluation.benchmarks.harness import (
     run_choice_tasks,
     run_harness_tasks,
 )
-from lit_rlhf.tools.evaluation.loading import short_names
+from lit_rlhf.tools.evaluation.loading import CPU, short_names
 from lit_rlhf.tools.evaluation.output import make_table, print_table
 
 
@@ -82,8 +82,8 @@ def run_benchmarks(
     *,
     tasks: Sequence[str] = (),
     choices: Sequence[str] = (),
-    model_options: ModelOptions | None = None,
-    device: torch.device | None = None,
+    model_options: ModelOptions = ModelOptions(),
+    device: torch.device = CPU,
     batch_size: int = 8,
     shots: int | None = None,
     max_questions: int | None = None,
@@ -97,7 +97,7 @@ def run_benchmarks(
         tasks: Tasks, groups or tags of lm-evaluation-harness.
         choices: Files of multiple-choice questions, see `read_questions`.
         model_options: How the models are loaded.
-        device: Where they compute. `None`: on the CPU.
+        device: Where they compute.
         batch_size: Texts per forward.
         shots: Examples before each question. `None`: each benchmark's own number, none for choices.
         max_questions: Number of questions of each task, from the first; `None` for all.
@@ -118,8 +118,6 @@ def run_benchmarks(
             )
     names = short_names(models, "policies")
     manager = find_tasks(tasks) if tasks else None
-    model_options = model_options or ModelOptions()
-    device = device or torch.device("cpu")
     results: dict[str, dict[str, list[TaskResult]]] = {}
     for name, path in zip(names, models, strict=True):
         model = load_harness_model(path, model_options, device, batch_size)

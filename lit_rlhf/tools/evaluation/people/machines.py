@@ -12,7 +12,7 @@ from lit_rlhf.rewards.judge.comparing import Question
 from lit_rlhf.tools.evaluation.judge.judge import Judge
 from lit_rlhf.tools.evaluation.judge.options import JudgeOptions
 from lit_rlhf.tools.evaluation.labels import Comparison, Label
-from lit_rlhf.tools.evaluation.loading import load_shared_encoder
+from lit_rlhf.tools.evaluation.loading import CPU, load_shared_encoder
 from lit_rlhf.tools.evaluation.output import progress_bar
 from lit_rlhf.tools.evaluation.people.measure import Verdict
 from lit_rlhf.tools.evaluation.reward_probe.answers import AnswerEncoder, Response
@@ -30,7 +30,7 @@ class PairScorer:
         policy: Folder or hub id of a policy, whose tokenizer and template write the text. `None`:
             the first reward model's.
         model_options: How models are loaded.
-        device: Where they compute. `None`: on the CPU.
+        device: Where they compute.
         chat_template: Template of the dialogues; `tokenizer` for the policy's own.
         max_prompt_length: Longest prompt in tokens; see `load_shared_encoder`.
     """
@@ -40,13 +40,12 @@ class PairScorer:
         rewards: Rewards,
         *,
         policy: str | None = None,
-        model_options: ModelOptions | None = None,
-        device: torch.device | None = None,
+        model_options: ModelOptions = ModelOptions(),
+        device: torch.device = CPU,
         chat_template: str = "tokenizer",
         max_prompt_length: int | None = None,
     ) -> None:
-        options = model_options or ModelOptions()
-        self.device = device or torch.device("cpu")
+        self.device = device
         models = [spec.key for spec in parse_rewards(rewards) if spec.is_model]
         folder = policy or next(iter(models), None)
         if folder is None:
@@ -58,12 +57,12 @@ class PairScorer:
             [folder],
             chat_template=chat_template,
             max_prompt_length=max_prompt_length,
-            model_options=options,
+            model_options=model_options,
         )
         # people have read the whole responses
         self._answers = AnswerEncoder(self._prompts, positions=sys.maxsize)
         self.reward = WeightedReward(
-            rewards, options, self._prompts.tokenizer, may_abstain=True
+            rewards, model_options, self._prompts.tokenizer, may_abstain=True
         ).eval()
         for model in self.reward.models:
             model.check_contract(self._prompts.contract)
@@ -112,8 +111,8 @@ def score_label_pairs(
     rewards: Rewards,
     *,
     policy: str | None = None,
-    model_options: ModelOptions | None = None,
-    device: torch.device | None = None,
+    model_options: ModelOptions = ModelOptions(),
+    device: torch.device = CPU,
     tie_margin: float = 0.0,
     chat_template: str = "tokenizer",
     max_prompt_length: int | None = None,
@@ -125,7 +124,7 @@ def score_label_pairs(
         rewards: Rewards with their weights, see `lit_rlhf.rewards.parse_rewards`.
         policy: Folder or hub id of a policy, see `PairScorer`.
         model_options: How models are loaded.
-        device: Where they compute. `None`: on the CPU.
+        device: Where they compute.
         tie_margin: Largest difference of scores that counts as a tie, at least 0.
         chat_template: Template of the dialogues; `tokenizer` for the policy's own.
         max_prompt_length: Longest prompt in tokens; see `load_shared_encoder`.

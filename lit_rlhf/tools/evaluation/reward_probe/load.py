@@ -17,7 +17,7 @@ from lit_rlhf.data import (
 )
 from lit_rlhf.models import ModelOptions, read_config
 from lit_rlhf.rewards import Rewards, WeightedReward, parse_rewards
-from lit_rlhf.tools.evaluation.loading import load_shared_encoder
+from lit_rlhf.tools.evaluation.loading import CPU, load_shared_encoder
 from lit_rlhf.tools.evaluation.reward_probe.answers import AnswerEncoder, HonestAnswer
 from lit_rlhf.tools.evaluation.reward_probe.cheats import Attempt
 
@@ -48,8 +48,8 @@ def load_probe(
     on_bad_record: OnBadRecord = "error",
     chat_template: str = "tokenizer",
     reward_timeout: float | None = None,
-    model_options: ModelOptions | None = None,
-    device: torch.device | None = None,
+    model_options: ModelOptions = ModelOptions(),
+    device: torch.device = CPU,
 ) -> LoadedProbe:
     """Load a reward as PPO does, and honest answers.
 
@@ -63,9 +63,8 @@ def load_probe(
         chat_template: Template of the dialogues; `tokenizer` for the policy's own.
         reward_timeout: Seconds that a call of a reward function may take; `None`: no limit.
         model_options: How models are loaded.
-        device: Where they compute. `None`: on the CPU.
+        device: Where they compute.
     """
-    options = model_options or ModelOptions()
     specs = parse_rewards(rewards)
     folder = policy or next((spec.key for spec in specs if spec.is_model), None)
     if folder is None:
@@ -73,21 +72,23 @@ def load_probe(
             "policy: expected the folder or hub id of a policy, whose tokenizer and chat template "
             "write the responses, because no reward is a model; got none"
         )
-    prompts = load_shared_encoder([folder], chat_template=chat_template, model_options=options)
-    config = read_config(folder, options).get_text_config()
+    prompts = load_shared_encoder(
+        [folder], chat_template=chat_template, model_options=model_options
+    )
+    config = read_config(folder, model_options).get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or 2 * prompts.max_length
     encoder = AnswerEncoder(prompts, positions=positions, max_new_tokens=max_new_tokens)
     left_out: Counter[str] = Counter()
     answers = load_honest_answers(sources, encoder, left_out, on_bad_record)
     if not answers:
         raise ValueError(f"data: expected honest answers that fit, got none: {dict(left_out)}")
-    reward = WeightedReward(rewards, options, prompts.tokenizer, timeout=reward_timeout).eval()
+    reward = WeightedReward(rewards, model_options, prompts.tokenizer, timeout=reward_timeout)
     for model in reward.models:
         model.check_contract(prompts.contract)
     fields = {name for answer in answers for name in answer.prompt.fields}
     reward.check_fields(fields, "the records of data")
     return LoadedProbe(
-        reward=reward.to(device or torch.device("cpu")),
+        reward=reward.eval().to(device),
         answers=answers,
         encoder=encoder,
         left_out=left_out,

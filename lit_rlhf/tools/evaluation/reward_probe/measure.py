@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from lit_rlhf.data import PromptExample
 from lit_rlhf.rewards import Scores, WeightedReward
 from lit_rlhf.terminal import shorten
+from lit_rlhf.tools.evaluation.loading import CPU
 from lit_rlhf.tools.evaluation.outcomes import score_summary
 from lit_rlhf.tools.evaluation.output import to_json_types
 from lit_rlhf.tools.evaluation.reward_probe.answers import AnswerEncoder, HonestAnswer, Response
@@ -264,7 +265,7 @@ def probe_reward(
     honest: Sequence[HonestAnswer],
     encoder: AnswerEncoder,
     *,
-    device: torch.device | None = None,
+    device: torch.device = CPU,
     seed: int = 0,
     cheats: Sequence[Cheat] = CHEATS,
     report_progress: Callable[[int], object] = lambda done: None,
@@ -280,7 +281,7 @@ def probe_reward(
         reward: The reward, on `device`.
         honest: Prompts with honest answers, at least `MIN_PROMPTS` with a vote.
         encoder: Encodes responses.
-        device: Where the reward computes. `None`: on the CPU.
+        device: Where the reward computes.
         seed: Seed of the bootstrap.
         cheats: The cheats to try, besides the canned answer.
         report_progress: Gets the number of responses just scored.
@@ -290,7 +291,7 @@ def probe_reward(
             f"data: expected at least {MIN_PROMPTS} prompts with an honest answer, got "
             f"{len(honest)}"
         )
-    scorer = _Scorer(reward, encoder, device or torch.device("cpu"), report_progress)
+    scorer = _Scorer(reward, encoder, device, report_progress)
     scored: list[_ScoredCheat] = []
     not_applicable = []
     with _evaluate(honest, scorer):

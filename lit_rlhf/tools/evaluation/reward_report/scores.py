@@ -42,7 +42,7 @@ from lit_rlhf.models import (
     load_scalar_model,
     read_lm_head,
 )
-from lit_rlhf.tools.evaluation.loading import load_policy, load_shared_encoder
+from lit_rlhf.tools.evaluation.loading import CPU, load_policy, load_shared_encoder
 from lit_rlhf.tools.evaluation.output import progress_bar
 from lit_rlhf.tools.evaluation.sampling import batch_by_length
 
@@ -135,8 +135,8 @@ def score_pairs(
     sources: Sequence[DataSource],
     *,
     language_model: str | None = None,
-    options: ModelOptions | None = None,
-    device: torch.device | None = None,
+    options: ModelOptions = ModelOptions(),
+    device: torch.device = CPU,
     batch_size: int = 16,
     chat_template: str = "tokenizer",
     max_length: int | None = None,
@@ -151,7 +151,7 @@ def score_pairs(
         language_model: Folder or hub id of the language model that the reward model started from,
             to compare their perplexities.
         options: How the models are loaded.
-        device: Where they compute. `None`: on the CPU.
+        device: Where they compute.
         batch_size: Pairs per batch.
         chat_template: Template of the dialogues; `tokenizer` for the reward model's own.
         max_length: Longest dialogue in tokens. `None`: as in the model's training, or 512.
@@ -160,8 +160,6 @@ def score_pairs(
     """
     if max_pairs is not None:
         check_count("max_pairs", max_pairs)
-    options = options or ModelOptions()
-    device = device or torch.device("cpu")
     encoder = load_shared_encoder(
         [model] if language_model is None else [model, language_model],
         chat_template=chat_template,
