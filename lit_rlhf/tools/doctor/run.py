@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +11,10 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 
-from lit_rlhf.data import PromptBatch, RecordDataModule
+from lit_rlhf.data import PromptBatch, RecordDataModule, TokenBatch
 from lit_rlhf.modules import PhaseTimer, PPOModule
 from lit_rlhf.ppo import UPDATE_MEMORY, NetworkName, iteration_draws
-from lit_rlhf.rollout import iterate_minibatches
+from lit_rlhf.rollout import Experience, iterate_minibatches
 from lit_rlhf.tools.doctor.case import NETWORKS, Case, NetworkStep
 from lit_rlhf.tools.doctor.checks.clipping import check_clipping
 from lit_rlhf.tools.doctor.checks.distributions import (
@@ -127,11 +128,10 @@ def run_iteration(case: Case) -> Finding:
 def _run_two_updates(
     case: Case, generator: torch.Generator
 ) -> list[dict[NetworkName, NetworkStep]]:
-    """Update both networks twice on a minibatch; the first update allocates optimizers' state.
+    """Update both networks twice on the first minibatch that has a token to learn from.
 
-    It is the first minibatch with a token to learn from.
-
-    Where its norm is within the clip bound, the second's bound is half of it, so that it clips.
+    The first update allocates the state of the optimizers. Where it did not clip a network's
+    gradient, the second clips it to half of the norm that it had.
     """
     module = case.module
     experience = case.experience
@@ -142,35 +142,7 @@ def _run_two_updates(
     index = next(rows for rows in minibatches if bool(has_tokens[rows].any())).to(module.device)
     minibatch = experience.select(index)
     ptx = None if batch.ptx is None else batch.ptx.select(index)
-
-    def update(
-        clips: dict[NetworkName, float | None], timer: PhaseTimer
-    ) -> dict[NetworkName, NetworkStep]:
-        optimizers = {
-            name: network.optimizer
-            for name in NETWORKS
-            if (network := module.trained_networks().get(name)) is not None
-        }
-        for optimizer in optimizers.values():
-            for moment in _first_moments(optimizer):
-                moment.mean.zero_()
-        stepper = module.make_stepper(EXAMINATION, clips)
-        metrics_of: dict[NetworkName, dict[str, Tensor]] = {}
-        with timer("update", minibatch.rollouts.sequence_shape, UPDATE_MEMORY):
-            if module.ppo.separate_critic:
-                metrics_of["critic"] = module.ppo.train_critic(minibatch, stepper)
-            metrics_of["policy"] = module.ppo.train_policy(minibatch, ptx, stepper)
-        steps: dict[NetworkName, NetworkStep] = {}
-        for name, optimizer in optimizers.items():
-            metrics = {key: float(value) for key, value in metrics_of[name].items()}
-            steps[name] = NetworkStep(
-                metrics=metrics,
-                clip=clips[name],
-                norm=metrics[f"ppo/{name}_grad_norm"],
-                applied_norm=_applied_gradient_norm(optimizer),
-            )
-        return steps
-
+    update = partial(_update, module, minibatch, ptx)
     clips: dict[NetworkName, float | None] = {
         "policy": module.policy_optimizer.grad_clip,
         "critic": module.critic_optimizer.grad_clip,
@@ -180,6 +152,40 @@ def _run_two_updates(
         if step.clip is not None and not step.norm > step.clip:
             clips[name] = step.norm / 2 or step.clip
     return [first, update(clips, module.timer)]
+
+
+def _update(
+    module: PPOModule,
+    minibatch: Experience,
+    ptx: TokenBatch | None,
+    clips: dict[NetworkName, float | None],
+    timer: PhaseTimer,
+) -> dict[NetworkName, NetworkStep]:
+    """Update both networks once, each from first moments of 0 (see `_first_moments`)."""
+    optimizers = {
+        name: network.optimizer
+        for name in NETWORKS
+        if (network := module.trained_networks().get(name)) is not None
+    }
+    for optimizer in optimizers.values():
+        for moment in _first_moments(optimizer):
+            moment.mean.zero_()
+    stepper = module.make_stepper(EXAMINATION, clips)
+    metrics_of: dict[NetworkName, dict[str, Tensor]] = {}
+    with timer("update", minibatch.rollouts.sequence_shape, UPDATE_MEMORY):
+        if module.ppo.separate_critic:
+            metrics_of["critic"] = module.ppo.train_critic(minibatch, stepper)
+        metrics_of["policy"] = module.ppo.train_policy(minibatch, ptx, stepper)
+    steps: dict[NetworkName, NetworkStep] = {}
+    for name, optimizer in optimizers.items():
+        metrics = {key: float(value) for key, value in metrics_of[name].items()}
+        steps[name] = NetworkStep(
+            metrics=metrics,
+            clip=clips[name],
+            norm=metrics[f"ppo/{name}_grad_norm"],
+            applied_norm=_applied_gradient_norm(optimizer),
+        )
+    return steps
 
 
 # Adam's first moment is a running mean of the gradients that its steps have really used, under
