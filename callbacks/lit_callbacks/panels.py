@@ -160,7 +160,7 @@ def choose_panels(runs: Sequence[Run], keys: Sequence[str] | None) -> list[Panel
             f"got {', '.join(missing) or 'none'}"
         )
     panels = {panel.key: panel for panel in KNOWN}
-    return [panels.get(key) or _plain(key) for key in dict.fromkeys(chosen_keys)]
+    return [panels.get(key) or _unknown_panel(key) for key in dict.fromkeys(chosen_keys)]
 
 
 def _usual_keys(runs: Sequence[Run]) -> list[str]:
@@ -173,6 +173,7 @@ def _usual_keys(runs: Sequence[Run]) -> list[str]:
     return [panel.key for panel in KNOWN if panel.key in metric_keys] + others
 
 
-def _plain(key: str) -> Panel:
+def _unknown_panel(key: str) -> Panel:
+    """A panel of a metric that is not in `KNOWN`, named after its key."""
     prefix, _, name = key.rpartition("/")
     return Panel(key, name, "", prefix or "Metrics")

@@ -26,7 +26,7 @@ SIGNALS = {
     signal.SIGHUP: "SIGHUP",  # a terminal was closed
     signal.SIGINT: "Ctrl-C",
 }
-EXIT_STATUS = 128 + signal.SIGTERM
+TERMINATED_STATUS = 128 + signal.SIGTERM
 """Status that a shell reports for a process that SIGTERM ended."""
 INTERRUPTED_STATUS = 128 + signal.SIGINT
 """Status that a shell reports for a process that Ctrl-C ended."""
@@ -162,7 +162,7 @@ class ResumeCheckpoint(Checkpoint):
         if self._exit_status == INTERRUPTED_STATUS:
             raise SystemExit(INTERRUPTED_STATUS)
         if self._exit_status is not None:
-            raise SIGTERMException(EXIT_STATUS)
+            raise SIGTERMException(TERMINATED_STATUS)
 
     # A batch's metrics are logged after `on_train_batch_end`. So the run ends in the next of these
     # hooks.
@@ -175,7 +175,7 @@ class ResumeCheckpoint(Checkpoint):
             return
         # all ranks end with the same status, although perhaps only one has received the signal
         interrupted = agree(self._received == signal.SIGINT, all=False)
-        self._exit_status = INTERRUPTED_STATUS if interrupted else EXIT_STATUS
+        self._exit_status = INTERRUPTED_STATUS if interrupted else TERMINATED_STATUS
         self._save(trainer)
         received = self._received or signal.SIGTERM  # by another rank
         name = SIGNALS[signal.SIGINT if interrupted else received]
@@ -220,7 +220,7 @@ class ResumeCheckpoint(Checkpoint):
         self._restore_handlers()
         # Lightning raises its own SIGTERMException without a status, which exits with 0
         if isinstance(exception, SIGTERMException) and exception.code is None:
-            exception.code = EXIT_STATUS
+            exception.code = TERMINATED_STATUS
 
     def _restore_handlers(self) -> None:
         for received, handler in self._previous_handlers.items():

@@ -9,7 +9,8 @@ from lit_rlhf.cli.configs import config_names
 from lit_rlhf.cli.registry import COMMANDS, module_of
 from lit_rlhf.cli.training import RLHFArgumentParser, run_cli
 
-CONFIGS = "_lit_rlhf_configs"
+_CONFIGS_FUNCTION = "_lit_rlhf_configs"
+"""Name of the shell function that completes the names of configurations."""
 _PREAMBLE = """\
 {function}() {{ compgen -W "{names}" -- "$1"; compgen -f -- "$1"; }}"""
 
@@ -24,7 +25,7 @@ class CompletionParser(RLHFArgumentParser):
         """Complete names of configurations too."""
         action = super().add_argument(*names, **options)
         if {"--config", "names"} & {*names}:
-            action.complete = {"bash": CONFIGS, "zsh": "_files", "tcsh": "f"}
+            action.complete = {"bash": _CONFIGS_FUNCTION, "zsh": "_files", "tcsh": "f"}
         return action
 
     def add_subcommands(self, *others: Any, **options: Any) -> Any:  # noqa: ANN401  # as its base
@@ -45,7 +46,7 @@ class CompletionParser(RLHFArgumentParser):
     def parse_args(self, *arguments: Any, **options: Any) -> Namespace:  # type: ignore[override]
         """Print the script and end."""
         self.commands.add_subcommand("doctor", self.stages[0])  # takes the flags of `fit`
-        names = _PREAMBLE.format(function=CONFIGS, names=" ".join(config_names()))
+        names = _PREAMBLE.format(function=_CONFIGS_FUNCTION, names=" ".join(config_names()))
         preambles = [names] if self.shell == "bash" else []
         print(self.get_completion_script(f"shtab-{self.shell}", preambles=preambles))
         raise SystemExit(0)

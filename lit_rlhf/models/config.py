@@ -29,7 +29,7 @@ from lit_rlhf.sandbox import SandboxError, try_in_fork
 
 DTYPES: tuple[str, ...] = get_args(DType)
 
-SIZES = {
+LARGEST_SIZES = {
     "num_hidden_layers": 1000,
     "num_attention_heads": 2**16,
     "num_key_value_heads": 2**16,
@@ -39,7 +39,7 @@ SIZES = {
     "vocab_size": 2**24,
     "num_labels": 2**16,
 }
-"""Largest sizes of a network that a config is believed; each is many times the largest known."""
+"""The largest sizes that a config may state; each is many times the largest known."""
 
 _NEW_WEIGHTS = 2**24  # in heads that a network gets when it is loaded
 _TENSORS_PER_WEIGHT = 200  # experts may be stored one by one
@@ -218,7 +218,7 @@ def _build_config(path: str | Path, trust_remote_code: bool = False) -> PreTrain
     text_config = config.get_text_config()
     if not isinstance(text_config, PreTrainedConfig):
         raise TypeError(f"unexpected text_config of a {config.model_type}")
-    for name, largest in SIZES.items():
+    for name, largest in LARGEST_SIZES.items():
         size = getattr(text_config, name, None)
         if isinstance(size, int) and not 1 <= size <= largest:
             raise ValueError(

@@ -200,8 +200,8 @@ def model_card(module: RunState, resume: Resume, folders: RunFolders) -> ModelCa
     updates = module.trainer.global_step if best is None else best.updates
     # Settings that differ from the checkpoint's had no effect if no batch was left to train.
     unused = resume.unused_changes()
-    of_others = any(name.startswith("data.") for name in unused)
-    sources = [] if of_others else training_sources(module.datamodule)
+    data_differ = any(name.startswith("data.") for name in unused)
+    sources = [] if data_differ else training_sources(module.datamodule)
     return ModelCardInfo(
         stage=module.stage,
         base_model=module.model_path,

@@ -84,7 +84,7 @@ SCORE_KEYS = ("rollout/score", "rollout/reward")
 """Metrics besides `RolloutMetrics` that an iteration logs even if it is skipped."""
 
 
-class OfAlgorithm(Generic[ValueT]):
+class AlgorithmAttribute(Generic[ValueT]):
     """Forwards an attribute of a `PPOModule` to the attribute of the same name of its `ppo`.
 
     Callbacks and users read and set options and coefficients at the module. The algorithm has them.
@@ -201,17 +201,17 @@ class PPOModule(StageModule):
     ppo_class: ClassVar[type[PPO]] = PPO
     ppo: PPO
 
-    sampling = OfAlgorithm[SamplingOptions]()
-    reward_shaping = OfAlgorithm[RewardShapingOptions]()
-    advantages = OfAlgorithm[AdvantageOptions]()
-    loss = OfAlgorithm[PPOLossOptions]()
-    minibatches = OfAlgorithm[MinibatchOptions]()
-    critic_pretraining = OfAlgorithm[CriticPretrainingOptions]()
-    memory = OfAlgorithm[MemoryOptions]()
-    responses_per_prompt = OfAlgorithm[int]()
-    kl_coef = OfAlgorithm[Tensor]()
-    iteration = OfAlgorithm[Tensor]()
-    ppo_step = OfAlgorithm[Tensor]()
+    sampling = AlgorithmAttribute[SamplingOptions]()
+    reward_shaping = AlgorithmAttribute[RewardShapingOptions]()
+    advantages = AlgorithmAttribute[AdvantageOptions]()
+    loss = AlgorithmAttribute[PPOLossOptions]()
+    minibatches = AlgorithmAttribute[MinibatchOptions]()
+    critic_pretraining = AlgorithmAttribute[CriticPretrainingOptions]()
+    memory = AlgorithmAttribute[MemoryOptions]()
+    responses_per_prompt = AlgorithmAttribute[int]()
+    kl_coef = AlgorithmAttribute[Tensor]()
+    iteration = AlgorithmAttribute[Tensor]()
+    ppo_step = AlgorithmAttribute[Tensor]()
 
     def __init_subclass__(cls) -> None:
         """Refuse phases of the algorithm, which would have no effect here."""
