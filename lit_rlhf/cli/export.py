@@ -61,7 +61,7 @@ def export(
         push_to_hub: Repository on the Hugging Face Hub to upload the folder to, as OWNER/NAME.
             Default: nothing is uploaded.
         private: Make the repository private if it is new.
-        trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
+        trust_remote_code: Run code that comes with a model. Leave it off unless you have read it.
     """
     folder = Path(output)
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:

@@ -3,8 +3,8 @@
 A reward is a module that maps rollouts and their rendered prompts to scores: a reward model
 (`ModelReward`) and a Python function or another callable (`CallableReward`) to numbers `[B]`, and a
 weighted sum of these (`WeightedReward`), which is what PPO trains on, to `Scores`. A callable may
-abstain from a response by `None`, see `Votes`. The ready-made
-rules and `RemoteScorer` are callables.
+abstain from a response by `None`, see `Votes`. The ready-made rules and `RemoteScorer` are
+callables.
 """
 
 from lit_rlhf.rewards.functions import CallableReward as CallableReward

@@ -1,1 +1,1 @@
-"""Commands of the tools: a module each, see `lit_rlhf.cli.main.COMMANDS`."""
+"""Commands of the tools: a module each, see `lit_rlhf.cli.registry.COMMANDS`."""

@@ -37,7 +37,7 @@ class SamplingFlags:
         batch_size: Prompts per batch. The samples depend on it.
         device: auto, cpu, cuda, cuda:1 and so on.
         dtype: Type of all weights: float32, bfloat16 or float16.
-        trust_remote_code: Run code that comes with a model. Leave off unless you have read it.
+        trust_remote_code: Run code that comes with a model. Leave it off unless you have read it.
     """
 
     prompts: str | None = None

@@ -101,9 +101,8 @@ class PolicySamples:
         kl: k1 estimates of the KL to the reference in nats, `[N * S]` float32. A single value can
             be negative.
         metrics: The values of `METRICS`, as far as there are any (`distinct_2` needs a response of
-            two tokens), the share of the commonest opening
-            (`commonest_opening`), and the mean share of pairs of words that a response repeats
-            (`repetition`).
+            two tokens), the share of the commonest opening (`commonest_opening`), and the mean
+            share of pairs of words that a response repeats (`repetition`).
         samples_per_prompt: Number of responses to each prompt, `S`.
     """
 
