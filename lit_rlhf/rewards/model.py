@@ -127,9 +127,7 @@ class ModelReward(nn.Module):
         config = unwrap_model(model).config
         self.n_heads = count_heads(config)
         self._positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-        self.model: LanguageModel | Offloaded = (
-            Offloaded(model, to_cpu=offload, shard=shard) if offload or shard else model
-        )
+        self.model = Offloaded(model, to_cpu=offload, shard=shard) if offload or shard else model
         self.trust_remote_code = options.trust_remote_code
 
     def set_longest_sequence(self, n_tokens: int) -> None:

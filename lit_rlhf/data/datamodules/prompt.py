@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from lightning.pytorch.utilities import rank_zero_only
-
 from lit_rlhf.checks import check_count
 from lit_rlhf.data.cache import RecordEncoder
 from lit_rlhf.data.datamodules.base import Part, RecordDataModule
@@ -22,6 +20,7 @@ from lit_rlhf.data.loader import ResumableLoader
 from lit_rlhf.data.records import DemonstrationRecord, PromptRecord, RecordKind, TextRecord
 from lit_rlhf.data.samplers import FixedBatchSampler, PairedBatchSampler
 from lit_rlhf.data.sources import DataSource
+from lit_rlhf.rank_zero import rank_zero_only
 
 _log_info = rank_zero_only(logging.getLogger(__name__).info)
 
@@ -32,8 +31,8 @@ class PromptDataModule(RecordDataModule):
     """Loads `PromptBatch`es, each with the prompts of one PPO iteration.
 
     Training batches are always full. Prompts of an epoch that do not fill one are left out, and the
-    log says once how many. Validation and test batches hold every prompt, in order,
-    without ptx examples.
+    log says once how many. Validation and test batches hold every prompt, in order, without ptx
+    examples.
 
     Args:
         train_sources: Training data of any kind; only the prompts are read.
