@@ -83,12 +83,7 @@ class RolloutMetrics:
         scores = scores or {}
         votes = votes or {}
         self._score_names = tuple(scores)
-        # the distinct bigrams of each response, [m, 3] with the row that it is in
-        rows = torch.arange(len(response_ids), device=response_ids.device)[:, None]
-        triples = [rows.expand_as(response_ids)[:, 1:], response_ids[:, :-1], response_ids[:, 1:]]
-        inside = response_mask[:, :-1] & response_mask[:, 1:]
-        own_bigrams = torch.unique(torch.stack(triples, -1)[inside], dim=0)
-        bigrams = own_bigrams[:, 1:]
+        own_bigrams = _distinct_bigrams(response_ids, response_mask)
         batch = {
             "logprobs": masked_sum(logprobs, response_mask),
             "ref_logprobs": masked_sum(ref_logprobs, response_mask),
@@ -96,8 +91,8 @@ class RolloutMetrics:
             "tokens": response_mask.sum(),
             "truncated": (~terminated).sum(),
             "responses": torch.tensor(len(terminated), device=terminated.device),
-            "bigrams": inside.sum(),
-            "own_bigrams": torch.tensor(len(own_bigrams), device=inside.device),
+            "bigrams": (response_mask[:, :-1] & response_mask[:, 1:]).sum(),
+            "own_bigrams": torch.tensor(len(own_bigrams), device=response_mask.device),
         }
         for name, values in scores.items():
             mask = votes.get(name, torch.ones_like(values, dtype=torch.bool))
@@ -106,6 +101,7 @@ class RolloutMetrics:
         for name, value in batch.items():
             value = value.detach().double()
             self._sums[name] = self._sums[name] + value if name in self._sums else value
+        bigrams = own_bigrams[:, 1:]
         all_bigrams = bigrams if self._bigrams is None else torch.cat([self._bigrams, bigrams])
         self._bigrams = torch.unique(all_bigrams, dim=0)
         opening = response_ids.masked_fill(~response_mask, -1)[:, :OPENING]
@@ -137,20 +133,19 @@ class RolloutMetrics:
         openings = all_gather_rows(torch.cat(self._openings))
         commonest = torch.unique(openings, dim=0, return_counts=True)[1].max()
         kl = sums["logprobs"] - sums["ref_logprobs"]
-        values = (
-            kl / n_responses,
-            kl / n_tokens,
-            n_tokens / n_responses,
-            sums["truncated"] / n_responses,
-            (-sums["logprobs"] / n_tokens).exp(),
-            (-sums["ref_logprobs"] / n_tokens).exp(),
-            sums["entropy"] / n_tokens,
-            n_distinct / n_bigrams,
-            (n_bigrams - sums["own_bigrams"]) / n_bigrams,
-            commonest / n_responses,
-            n_responses,
-        )
-        metrics = dict(zip(self.KEYS, values, strict=True))
+        metrics = {
+            "rollout/kl": kl / n_responses,
+            "rollout/kl_per_token": kl / n_tokens,
+            "rollout/response_length": n_tokens / n_responses,
+            "rollout/truncation_rate": sums["truncated"] / n_responses,
+            "rollout/perplexity": (-sums["logprobs"] / n_tokens).exp(),
+            "rollout/ref_perplexity": (-sums["ref_logprobs"] / n_tokens).exp(),
+            "rollout/entropy": sums["entropy"] / n_tokens,
+            "rollout/distinct_2": n_distinct / n_bigrams,
+            "rollout/repeated_2": (n_bigrams - sums["own_bigrams"]) / n_bigrams,
+            "rollout/opening_share": commonest / n_responses,
+            "rollout/responses": n_responses,
+        }
         counts = {key: sums[name] for key, name in _COUNTED.items()}
         for name in self._score_names:
             metrics[f"rollout/{name}"] = sums[f"score {name}"] / sums[f"votes {name}"]
@@ -158,3 +153,15 @@ class RolloutMetrics:
         # the same on all ranks, because the sums are
         is_empty = dict(zip(counts, torch.stack(list(counts.values())).eq(0).tolist(), strict=True))
         return {key: value for key, value in metrics.items() if not is_empty.get(key)}
+
+
+def _distinct_bigrams(response_ids: Tensor, response_mask: Tensor) -> Tensor:
+    """The distinct pairs of neighbouring tokens in each response, `[m, 3]`.
+
+    A row is the number of the response and the two tokens.
+    """
+    rows = torch.arange(len(response_ids), device=response_ids.device)[:, None]
+    triples = [rows.expand_as(response_ids)[:, 1:], response_ids[:, :-1], response_ids[:, 1:]]
+    inside = response_mask[:, :-1] & response_mask[:, 1:]
+    distinct: Tensor = torch.unique(torch.stack(triples, -1)[inside], dim=0)
+    return distinct
