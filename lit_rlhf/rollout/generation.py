@@ -29,7 +29,7 @@ from lit_rlhf.forward import (
 )
 from lit_rlhf.models import ignore_peft_warning
 from lit_rlhf.rollout.batch import RolloutBatch
-from lit_rlhf.rollout.decoder import Decoder
+from lit_rlhf.rollout.decoder import DecodedResponses, Decoder
 from lit_rlhf.rollout.sampling import SamplingOptions
 from lit_rlhf.tensor_checks import check_ids, check_mask
 
@@ -86,7 +86,6 @@ def generate_responses(
     check_prompts(inner, prompt_ids, prompt_mask, options)
     batch_size = len(prompt_ids) if batch_size is None else batch_size
     check_count("batch_size", batch_size)
-    statistics = sampler_logprobs = None
     with gathered(model), adapters_merged(model):
         if forward_plan(model).chunked_logits:
             decoder = Decoder(
@@ -98,12 +97,9 @@ def generate_responses(
                 seed=seed,
                 n_slots=batch_size,
             )
-            decoded = decoder.run()
-            responses = decoded.token_ids
-            statistics = decoded.statistics
-            sampler_logprobs = decoded.sampler_logprobs
+            sampled = decoder.run()
         else:
-            responses = _sample_with_transformers(
+            token_ids = _sample_with_transformers(
                 inner,
                 prompt_ids,
                 prompt_mask,
@@ -113,29 +109,35 @@ def generate_responses(
                 seed=seed,
                 batch_size=batch_size,
             )
+            sampled = DecodedResponses(token_ids, statistics=None, sampler_logprobs=None)
     # The mask counts EOS tokens and never compares with the padding token, which may be EOS: a
     # token belongs to the response if no EOS precedes it.
-    is_eos = torch.isin(responses, responses.new_tensor(list(eos_token_ids)))
+    is_eos = torch.isin(sampled.token_ids, sampled.token_ids.new_tensor(list(eos_token_ids)))
     response_mask = (is_eos.cumsum(dim=1) - is_eos.long()) == 0
-    width = int(response_mask.sum(dim=1).max())
-    responses = responses[:, :width]
-    response_mask = response_mask[:, :width]
+    response_mask = response_mask[:, : int(response_mask.sum(dim=1).max())]
+    statistics = sampled.statistics
     if statistics is not None:
         statistics = statistics._replace(
-            logprobs=statistics.logprobs[:, :width].masked_fill(~response_mask, 0.0),
-            entropy=statistics.entropy[:, :width].masked_fill(~response_mask, 0.0),
+            logprobs=_cut(statistics.logprobs, response_mask),
+            entropy=_cut(statistics.entropy, response_mask),
         )
+    sampler_logprobs = sampled.sampler_logprobs
     if sampler_logprobs is not None:
-        sampler_logprobs = sampler_logprobs[:, :width].masked_fill(~response_mask, 0.0)
+        sampler_logprobs = _cut(sampler_logprobs, response_mask)
     return RolloutBatch(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
-        response_ids=responses.masked_fill(~response_mask, pad_token_id),
+        response_ids=_cut(sampled.token_ids, response_mask, fill=pad_token_id),
         response_mask=response_mask,
         terminated=is_eos.any(dim=1),
         statistics=statistics,
         sampler_logprobs=sampler_logprobs,
     )
+
+
+def _cut(values: Tensor, response_mask: Tensor, fill: float = 0) -> Tensor:
+    """Cut values of tokens to the width of the mask, and fill them behind each response."""
+    return values[:, : response_mask.shape[1]].masked_fill(~response_mask, fill)
 
 
 def _sample_with_transformers(
@@ -286,7 +288,8 @@ def check_prompts(
         )
     limit = getattr(model.config, "max_position_embeddings", None)
     longest = int(prompt_mask.sum(dim=1).max()) + options.max_new_tokens
-    if longest > (longest_sequence(model) or longest):
+    rotary_limit = longest_sequence(model)
+    if rotary_limit is not None and longest > rotary_limit:
         raise_too_long(model, longest)
     if limit is not None and longest > limit:
         raise ValueError(
