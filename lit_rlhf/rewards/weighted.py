@@ -169,27 +169,25 @@ class WeightedReward(nn.Module):
         self.tokenizer = tokenizer
         self.specs = parse_rewards(rewards)
         self.functions = nn.ModuleList()
-        # Members of the ensemble that each entry adds: its heads, or none.
-        self._n_members: list[int] = []
         for spec in self.specs:
-            n_members = 0
             if spec.is_model:
-                model = ModelReward(
-                    spec.key,
-                    options,
-                    offload=offload,
-                    loaded=None if isinstance(spec.source, str) else spec.source,
-                    shard=shard,
+                loaded = None if isinstance(spec.source, str) else spec.source
+                self.functions.append(
+                    ModelReward(spec.key, options, offload=offload, loaded=loaded, shard=shard)
                 )
-                if ensemble != "sum" and spec.weight != 0:  # one with weight 0 is only logged
-                    n_members = model.n_heads
-                self.functions.append(model)
             else:
                 label = f"reward {spec.name!r} (rule: {spec.rule})" if spec.rule else ""
                 self.functions.append(
                     CallableReward(spec.source, tokenizer, timeout=timeout, label=label)
                 )
-            self._n_members.append(n_members)
+        # Members of the ensemble that each entry adds: the heads of its model, or none. An entry
+        # with weight 0 is only logged.
+        self._n_members = [
+            function.n_heads
+            if isinstance(function, ModelReward) and ensemble != "sum" and spec.weight != 0
+            else 0
+            for spec, function in zip(self.specs, self.functions, strict=True)
+        ]
         if ensemble != "sum" and sum(self._n_members) < 2:
             raise ValueError(
                 "ensemble: expected sum with fewer than two reward models, or heads of one, of a "
@@ -273,26 +271,26 @@ class WeightedReward(nn.Module):
             start = perf_counter()
             if isinstance(function, CallableReward):
                 with fail_together(f"score responses by {function.label}"):
-                    raw, mask = function.vote(rollouts, prompts, records)
+                    scores, mask = function.vote(rollouts, prompts, records)
+                terms: Sequence[Tensor] = [scores]
             else:
-                raw = self._score_by_model(
+                heads = self._score_by_model(
                     cast(ModelReward, function),
                     rollouts,
                     prompts,
                     max_tokens_per_forward=max_tokens_per_forward,
                     turns=turns,
                 )
-                mask = torch.ones(len(raw), dtype=torch.bool, device=raw.device)
-            self.seconds[spec.name] += perf_counter() - start
-            heads = raw.view(len(raw), -1)
-            scores = heads.mean(1)
-            by_name[spec.name] = Votes(scores, mask)
-            if isinstance(function, ModelReward):
                 head_scores.append(heads)
-                if not bool(torch.isfinite(scores).all()):
-                    samples = decode_samples(rollouts, prompts, self.tokenizer)
-                    warn_about_non_finite(f"reward model {function.path!r}", scores, samples)
-            by_term += [Votes(head, mask) for head in (heads.unbind(1) if n_members else [scores])]
+                scores = heads.mean(1)
+                mask = torch.ones_like(scores, dtype=torch.bool)
+                terms = heads.unbind(1) if n_members else [scores]
+            self.seconds[spec.name] += perf_counter() - start
+            by_name[spec.name] = Votes(scores, mask)
+            by_term += [Votes(term, mask) for term in terms]
+            if isinstance(function, ModelReward) and not bool(torch.isfinite(scores).all()):
+                samples = decode_samples(rollouts, prompts, self.tokenizer)
+                warn_about_non_finite(f"reward model {function.path!r}", scores, samples)
         # models never abstain
         has_functions = any(isinstance(function, CallableReward) for function in self.functions)
         if has_functions and not self.may_abstain:
@@ -316,16 +314,17 @@ class WeightedReward(nn.Module):
         max_tokens_per_forward: int | None,
         turns: Sequence[Turns],
     ) -> Tensor:
-        """Scores `[B]` or `[B, K]` of a reward model, which reads text if its tokenizer differs."""
+        """Scores `[B, K]` of a reward model's heads; it reads text if its tokenizer differs."""
         if model.own_text is None:
             scores: Tensor = model(rollouts, prompts, max_tokens_per_forward)
-            return scores
-        return model.score_text(
-            turns=turns,
-            responses=decode_responses(rollouts, self.tokenizer),
-            terminated=rollouts.terminated,
-            max_tokens_per_forward=max_tokens_per_forward,
-        )
+        else:
+            scores = model.score_text(
+                turns=turns,
+                responses=decode_responses(rollouts, self.tokenizer),
+                terminated=rollouts.terminated,
+                max_tokens_per_forward=max_tokens_per_forward,
+            )
+        return scores.view(len(scores), -1)
 
     def have_vote(self, votes: Mapping[str, Tensor]) -> Tensor:
         """Whether a reward with a weight has a vote for each response, `[B]` bool.
