@@ -18,7 +18,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from lit_callbacks.gain import opening_of, repetition_of
 from lit_rlhf.checks import check_count, check_not_negative
-from lit_rlhf.data import DataSource, DialogueEncoder, OnBadRecord, PromptBatch, PromptExample
+from lit_rlhf.data import (
+    DataSource,
+    DialogueEncoder,
+    OnBadRecord,
+    PromptBatch,
+    PromptExample,
+    PromptRecord,
+)
 from lit_rlhf.files import ProgressFile
 from lit_rlhf.forward import LanguageModel, set_longest_sequence
 from lit_rlhf.functional import best_of_n, best_of_n_kl, kl_estimate
@@ -482,44 +489,70 @@ def measure_policy(
         for batch in sampled:
             batches.append(batch)
             progress(len(batch["positions"]))
-    # batches are sorted by length; everything is returned in the order of the prompts
+    return _join_batches(batches, records, samples_per_prompt)
+
+
+def _join_batches(
+    batches: Sequence[Mapping[str, Any]], prompts: Sequence[PromptRecord], samples_per_prompt: int
+) -> PolicySamples:
+    """Join the results of batches, which are sorted by length, in the order of the prompts.
+
+    Args:
+        batches: The results, see `_measure_batch`, with their responses and `positions`.
+        prompts: The prompts that the positions count.
+        samples_per_prompt: Number of responses to each prompt.
+    """
     positions = [position for batch in batches for position in batch["positions"]]
     rows = torch.tensor(positions).argsort().unsqueeze(1) * samples_per_prompt
     order = (rows + torch.arange(samples_per_prompt)).flatten()
-    responses = [fields for batch in batches for fields in batch["responses"]]
-    scores = {name: [s for batch in batches for s in batch["scores"][name]] for name in rewards}
+    sampled = [fields for batch in batches for fields in batch["responses"]]
+    responses = [
+        SampledResponse(prompt=prompts[row // samples_per_prompt].prompt, **sampled[place])
+        for row, place in enumerate(order.tolist())
+    ]
+    scores: dict[str, Tensor] = {}
+    for reward in batches[0]["scores"]:
+        values = [score for batch in batches for score in batch["scores"][reward]]
+        numbers = [math.nan if score is None else score for score in values]
+        scores[reward] = torch.tensor(numbers)[order]
     tensors: dict[str, Any] = {}
     for key in batches[0]["tensors"]:
-        values = [torch.tensor(row) for batch in batches for row in batch["tensors"][key]]
+        sequences = [torch.tensor(row) for batch in batches for row in batch["tensors"][key]]
         # by zeros outside of the response mask
-        tensors[key] = pad_sequence(values, batch_first=True)[order]
-    totals = RolloutMetrics()
-    ended = torch.tensor([response["ended"] for response in responses])
-    totals.update(**tensors, terminated=ended[order])
-    metrics = totals.compute()
-    texts = [response["response"] for response in responses]
-    openings = Counter(map(opening_of, texts))
+        tensors[key] = pad_sequence(sequences, batch_first=True)[order]
     return PolicySamples(
-        responses=[
-            SampledResponse(prompt=records[row // samples_per_prompt].prompt, **responses[place])
-            for row, place in enumerate(order.tolist())
-        ],
-        scores={
-            reward: torch.tensor([math.nan if score is None else score for score in values])[order]
-            for reward, values in scores.items()
-        },
+        responses=responses,
+        scores=scores,
         kl=kl_estimate(tensors["logprobs"], tensors["ref_logprobs"]).sum(dim=1),
-        metrics={
-            **{
-                metric: float(metrics[f"rollout/{metric}"])
-                for metric in METRICS
-                if f"rollout/{metric}" in metrics
-            },
-            "commonest_opening": max(openings.values()) / len(texts),
-            "repetition": fmean(map(repetition_of, texts)),
-        },
+        metrics=_describe_samples(responses, tensors),
         samples_per_prompt=samples_per_prompt,
     )
+
+
+def _describe_samples(
+    responses: Sequence[SampledResponse], tensors: Mapping[str, Any]
+) -> dict[str, float]:
+    """Compute the metrics of `PolicySamples`.
+
+    Args:
+        responses: The responses.
+        tensors: What `RolloutMetrics` takes of them, in the same order.
+    """
+    totals = RolloutMetrics()
+    totals.update(**tensors, terminated=torch.tensor([response.ended for response in responses]))
+    computed = totals.compute()
+    metrics = {
+        metric: float(computed[f"rollout/{metric}"])
+        for metric in METRICS
+        if f"rollout/{metric}" in computed
+    }
+    texts = [response.response for response in responses]
+    openings = Counter(map(opening_of, texts))
+    return {
+        **metrics,
+        "commonest_opening": max(openings.values()) / len(texts),
+        "repetition": fmean(map(repetition_of, texts)),
+    }
 
 
 def _measure_batch(
