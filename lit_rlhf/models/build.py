@@ -99,23 +99,7 @@ def load_adapter_folder(
     check_whole(file)
     config = PeftConfig.from_pretrained(str(path))
     source = base or _require_base(config, path)
-    if config.task_type == TaskType.CAUSAL_LM:
-        model = load_causal_lm(source, options, pickled_weights=pickled_weights)
-    elif config.task_type == TaskType.SEQ_CLS:
-        n_heads = _count_trained_heads(file)
-        if n_heads is None and find_stored_head(source, read_config(source, options)) is None:
-            raise ValueError(
-                f"path: expected adapters with a scalar head, or a model below them that has one, "
-                f"got neither in {path} and {source}"
-            )
-        # the adapters' head, if there is one, replaces the new one
-        model = load_scalar_model(
-            source, options, head_seed=0, heads=n_heads or 1, pickled_weights=pickled_weights
-        )
-    else:
-        raise ValueError(
-            f"path: expected adapters for CAUSAL_LM or SEQ_CLS in {path}, got {config.task_type}"
-        )
+    model = _load_below(config, source, file, options, pickled_weights=pickled_weights)
     patterns = config.to_dict()
     try:
         try_in_fork(lambda: match_names(patterns, dict(unwrap_model(model).named_modules())))
@@ -152,6 +136,37 @@ def load_adapter_folder(
             f"got no place for {list_names(unused)}"
         )
     return adapted
+
+
+def _load_below(
+    config: PeftConfig, source: str, file: Path, options: ModelOptions, *, pickled_weights: bool
+) -> LanguageModel:
+    """Load the model below adapters, with the scalar head that they need.
+
+    Args:
+        config: Config of the adapters.
+        source: Folder or hub id of the model.
+        file: Weights of the adapters.
+        options: How the model is loaded.
+        pickled_weights: As for `load_causal_lm`.
+    """
+    if config.task_type == TaskType.CAUSAL_LM:
+        return load_causal_lm(source, options, pickled_weights=pickled_weights)
+    if config.task_type != TaskType.SEQ_CLS:
+        raise ValueError(
+            f"path: expected adapters for CAUSAL_LM or SEQ_CLS in {file.parent}, got "
+            f"{config.task_type}"
+        )
+    n_heads = _count_trained_heads(file)
+    if n_heads is None and find_stored_head(source, read_config(source, options)) is None:
+        raise ValueError(
+            f"path: expected adapters with a scalar head, or a model below them that has one, "
+            f"got neither in {file.parent} and {source}"
+        )
+    # the adapters' head, if there is one, replaces the new one
+    return load_scalar_model(
+        source, options, head_seed=0, heads=n_heads or 1, pickled_weights=pickled_weights
+    )
 
 
 def find_base(path: str | Path) -> str:
