@@ -23,6 +23,7 @@ from lit_rlhf.data import (
     DataCounts,
     DataSource,
     DialogueEncoder,
+    EncodedRecord,
     PreferenceRecord,
     RecordError,
     RecordKind,
@@ -162,17 +163,7 @@ def write_configs_for(
     if tokenizer.chat_template:
         template = "tokenizer"
     encoder = DialogueEncoder(tokenizer, template, max_length=1_000_000)
-    encode = partial(_encode, encoder)
-    encoded = [*encode_each(records[:_MEASURED], encode, counts, "skip")]
-    examples = [example for kept in encoded for example in kept.examples]
-    if not examples:
-        raise ValueError(f"{source.place}: no record can be encoded: {counts.dropped_examples[0]}")
-    counts.log_encoded(encoder.max_length)
-    if any("control token" in reason for reason in counts.dropped):
-        print(
-            "A dialogue of several turns is a list of messages, or stands whole in chosen and "
-            "rejected (docs/data.md)"
-        )
+    encoded = _encode_first(encoder, records, source, counts)
     data = _OwnData(
         source=source,
         kind=kind,
@@ -182,20 +173,40 @@ def write_configs_for(
         root=root,
         template=template,
     )
+    examples = [example for kept in encoded for example in kept.examples]
     _show_examples(data, examples, encoder)
     lengths = _measure(data, examples, positions=positions, max_length=max_length)
     print(_describe_fit(data, lengths, positions))
     has_pairs = kind != "text" and _write_held_out(
         data, DialogueEncoder(tokenizer, template, max_length=lengths.max_length)
     )
-    configs = {stage: _configure(stage, data, lengths) for stage in data.stages}
-    for stage, config in configs.items():
-        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-        comment = f"# {stage} on {source.place}, by `lit_rlhf start`.\n"
-        write_text(root / f"{stage}.yaml", f"{comment}{text}")
+    configs = _write_configs(data, lengths)
     time = describe_time(data.base, _count_work(configs, lengths, len(data.encodable)))
     print(f"{time} (by samples_per_epoch in ppo.yaml)" if "ppo" in configs else time)
     _tell_next(data, lengths, has_pairs)
+
+
+def _encode_first(
+    encoder: DialogueEncoder, records: Sequence[Any], source: DataSource, counts: DataCounts
+) -> list[EncodedRecord[Any, TokenExample]]:
+    """Encode the first records, which are measured, and tell what is left out of them.
+
+    Args:
+        encoder: The encoder; what it refuses is left out.
+        records: All records.
+        source: Where they are from, for the error.
+        counts: Takes the counts of what is left out.
+    """
+    encoded = [*encode_each(records[:_MEASURED], partial(_encode, encoder), counts, "skip")]
+    if not any(kept.examples for kept in encoded):
+        raise ValueError(f"{source.place}: no record can be encoded: {counts.dropped_examples[0]}")
+    counts.log_encoded(encoder.max_length)
+    if any("control token" in reason for reason in counts.dropped):
+        print(
+            "A dialogue of several turns is a list of messages, or stands whole in chosen and "
+            "rejected (docs/data.md)"
+        )
+    return encoded
 
 
 def _find_positions(model: str | None, max_length: int | None) -> int | None:
@@ -434,6 +445,16 @@ def _read_packaged(stage: str, data: _OwnData) -> dict[str, Any]:
     name = ("{}/hh_cpu" if data.model is None else family).format(stage)
     config: dict[str, Any] = yaml.safe_load(find_config(name).read_text("utf-8"))
     return config
+
+
+def _write_configs(data: _OwnData, lengths: _Lengths) -> dict[str, dict[str, Any]]:
+    """Write the configuration of each stage that the data serve; return them by stage."""
+    configs = {stage: _configure(stage, data, lengths) for stage in data.stages}
+    for stage, config in configs.items():
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        comment = f"# {stage} on {data.source.place}, by `lit_rlhf start`.\n"
+        write_text(data.root / f"{stage}.yaml", f"{comment}{text}")
+    return configs
 
 
 def _configure(stage: str, data: _OwnData, lengths: _Lengths) -> dict[str, Any]:
