@@ -16,6 +16,7 @@ from lit_rlhf.paths import check_data_paths, check_inputs, check_outputs
 from lit_rlhf.tools.commands.sampling import SamplingFlags
 
 if TYPE_CHECKING:  # they import torch, for which --help does not wait
+    from lit_rlhf.data import PromptRecord
     from lit_rlhf.tools.evaluation.labels import Comparison
     from lit_rlhf.tools.evaluation.responses import ResponseLine
     from lit_rlhf.tools.labelling import PageOptions
@@ -224,10 +225,8 @@ def _sample_responses(options: LabelOptions, policies: Sequence[str], folder: Pa
 
     A file that is there already is used as it is, if it was sampled with the same options.
     """
-    from lit_rlhf.files import check_responses, hash_model
     from lit_rlhf.tools.evaluation import read_prompts
     from lit_rlhf.tools.evaluation.loading import short_names
-    from lit_rlhf.tools.evaluation.responses import read_response_lines
 
     assert options.source is not None  # checked
     prompts = read_prompts(options.source, options.max_prompts, options.on_bad_record)
@@ -235,7 +234,9 @@ def _sample_responses(options: LabelOptions, policies: Sequence[str], folder: Pa
     for name, policy in zip(short_names(policies, "policies"), policies, strict=True):
         file = folder / f"{name.replace('/', '_')}.jsonl"
         files.append(str(file))
-        if not file.exists():
+        if file.exists():
+            _check_sampled_alike(file, options, policy, prompts)
+        else:
             options.sample_responses(
                 [policy],
                 prompts,
@@ -243,35 +244,45 @@ def _sample_responses(options: LabelOptions, policies: Sequence[str], folder: Pa
                 seed=options.seed,
                 output=file,
             )
-            continue
-        actual = check_responses(file)
-        expected = {
-            "models": {policy: hash_model(policy)},
-            "seed": options.seed,
-            **asdict(options.sampling),
-            "responses_per_prompt": options.responses_per_prompt,
-            "batch_size": options.batch_size,
-            "chat_template": options.chat_template,
-            "dtype": options.dtype,
-        }
-        differing = [key for key, value in expected.items() if actual.get(key) != value]
-        (lines,) = read_response_lines([str(file)]).values()
-        if [line.prompt for line in lines[:: options.responses_per_prompt]] != [
-            prompt.prompt for prompt in prompts
-        ]:
-            differing.append("prompts")
-        if differing:
-            details = "; ".join(
-                f"{key}: {actual.get(key)} there, {expected.get(key)} now"
-                for key in differing
-                if key != "prompts"
-            )
-            raise ValueError(
-                f"{file}: expected responses sampled with the options of this command, got others "
-                f"with another value of {', '.join(differing)} ({details or 'other prompts'}). "
-                "Give another --output, or delete the file to sample again"
-            )
     return files
+
+
+def _check_sampled_alike(
+    file: Path, options: LabelOptions, policy: str, prompts: "Sequence[PromptRecord]"
+) -> None:
+    """Refuse a file of responses that were sampled with other options than these.
+
+    Args:
+        file: The responses of one policy.
+        options: The options of this command.
+        policy: Folder or hub id of the policy.
+        prompts: The prompts that the options name.
+    """
+    from lit_rlhf.files import check_responses, hash_model
+    from lit_rlhf.tools.evaluation.responses import read_response_lines
+
+    actual = check_responses(file)
+    expected = {
+        "models": {policy: hash_model(policy)},
+        "seed": options.seed,
+        **asdict(options.sampling),
+        "responses_per_prompt": options.responses_per_prompt,
+        "batch_size": options.batch_size,
+        "chat_template": options.chat_template,
+        "dtype": options.dtype,
+    }
+    differing = [key for key, value in expected.items() if actual.get(key) != value]
+    details = "; ".join(f"{key}: {actual.get(key)} there, {expected[key]} now" for key in differing)
+    (lines,) = read_response_lines([str(file)]).values()
+    answered = [line.prompt for line in lines[:: options.responses_per_prompt]]
+    if answered != [prompt.prompt for prompt in prompts]:
+        differing.append("prompts")
+    if differing:
+        raise ValueError(
+            f"{file}: expected responses sampled with the options of this command, got others "
+            f"with another value of {', '.join(differing)} ({details or 'other prompts'}). "
+            "Give another --output, or delete the file to sample again"
+        )
 
 
 def _measure_spreads(
