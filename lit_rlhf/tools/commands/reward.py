@@ -78,7 +78,9 @@ def measure_strength(
         "model": [model, hash_model(model)],
         "preferences": [[on_bad_record, source.content_hash()] for source in sources],
         "fit_config": [read_text(config) for config in configs[1::2]],
-        **{"folds": folds, "repeats": repeats, "seed": seed},
+        "folds": folds,
+        "repeats": repeats,
+        "seed": seed,
     }
     differences = torch.full((repeats, len(rows)), math.nan, dtype=torch.float64)
     with ProgressFile(output, settings) as unfinished:
@@ -87,25 +89,25 @@ def measure_strength(
             fold_of = assign_folds(
                 [record.prompt for record in records], folds=folds, seed=seed + repeat
             )
-            held_out = [place for place, fold_of_row in enumerate(fold_of) if fold_of_row == fold]
-            others = [
-                row
-                for row, fold_of_row in zip(rows, fold_of, strict=True)
-                if fold_of_row != fold or folds == 1
+            held_out = [place for place in range(len(rows)) if fold_of[place] == fold]
+            # a single model is trained on all pairs, and scores them
+            training = [
+                row for place, row in enumerate(rows) if fold_of[place] != fold or folds == 1
             ]
             name = f"model {number + 1} of {folds * repeats}"
             finished = unfinished.batches(name)
-            if not finished:
+            if finished:
+                places, scored = finished[0]
+            else:
                 print(f"\n{name}, which scores {len(held_out)} of {len(rows)} pairs")
                 with _make_work_folder(output) as folder:
-                    trained = fit_reward_model(model, others, configs, folder, seed + number)
+                    trained = fit_reward_model(model, training, configs, folder, seed + number)
                     source = DataSource([rows[place] for place in held_out])
                     pairs = score_pairs(trained, [source], device=choose_device(device))
                 # the lines of rows count from 1; pairs that are too long for the model are missing
                 places = [held_out[record.location.line - 1] for record in pairs.records]
-                finished = [[places, (pairs.chosen - pairs.rejected).tolist()]]
-                unfinished.add(name, finished[0])
-            places, scored = finished[0]
+                scored = (pairs.chosen - pairs.rejected).tolist()
+                unfinished.add(name, [places, scored])
             differences[repeat, places] = torch.tensor(scored, dtype=torch.float64)
         # mean and deviation over the models, as in Section 2 of the paper
         stds, means = torch.std_mean(differences, dim=0, correction=0)
