@@ -279,20 +279,6 @@ def _load_source(
             if format == "auto":
                 format = detect_format(row, kind, source.columns or ())
             parsed = parse_row(row, format, kind)
-            if keep_fields:
-                parsed = [
-                    replace(record, fields=row.fields)
-                    if isinstance(record, DemonstrationRecord)
-                    else record
-                    for record in parsed
-                ]
-            records += parsed
-            counts.unused_parts.update(count_unused_parts(row, kind))
-            reason = None if parsed else undecided_reason(row, format)
-            if reason is not None:
-                counts.undecided[reason] += 1
-            else:
-                counts.label_false[source.label] += not parsed
         except RecordError as error:
             # Without a format, no other row of the file can be parsed either.
             is_undetected = format == "auto" and isinstance(row, Row)
@@ -300,6 +286,14 @@ def _load_source(
                 raise
             first_error = first_error or error
             counts.skip(error)
+            continue
+        records += [_keep_fields(record, row) for record in parsed] if keep_fields else parsed
+        counts.unused_parts.update(count_unused_parts(row, kind))
+        reason = None if parsed else undecided_reason(row, format)
+        if reason is not None:
+            counts.undecided[reason] += 1
+        elif not parsed:
+            counts.label_false[source.label] += 1
         if limit is not None and len(records) >= limit:
             break
     unique = list(dict.fromkeys(records))
@@ -310,3 +304,10 @@ def _load_source(
         detail = "" if first_error is None else f"the first bad one: {first_error}"
         raise RecordError(Location(source.place), "no record that can be used", detail=detail)
     return records[:limit]  # a row may hold several records
+
+
+def _keep_fields(record: Record, row: Row) -> Record:
+    """Keep the fields of a demonstration's row in it, as a prompt always does."""
+    if isinstance(record, DemonstrationRecord):
+        return replace(record, fields=row.fields)
+    return record
