@@ -452,7 +452,8 @@ class PPO(FixedDtypeBuffers):
     ) -> list[dict[str, Any]]:
         """Sample a response to each prompt, and describe it as `describe_responses` does.
 
-        The score is NaN if a reward function needs fields of records and no prompt has any.
+        The score is NaN if a reward function needs fields of records and no prompt of a rank has
+        any.
 
         Args:
             prompts: The prompts.
@@ -461,8 +462,8 @@ class PPO(FixedDtypeBuffers):
         """
         functions = self.networks.reward.functions
         needs_fields = any(getattr(function, "required_fields", ()) for function in functions)
-        has_fields = not global_max(int(not any(prompts.fields)))  # on all ranks
-        if not needs_fields or has_fields:
+        lacks_fields = global_max(int(not any(prompts.fields)))  # the same answer on all ranks
+        if not (needs_fields and lacks_fields):
             return self.describe_responses(self.collect(prompts, seed, phase_context))
         rollouts = self.rollout(prompts, seed)
         unknown = torch.full(
