@@ -165,16 +165,20 @@ class Watch:
         elif ready and not self._has_announced:
             self._has_announced = True
             self._data_change = ""
-            ranges = [text for m in self.monitors if m.steps and (text := m.allowed())]
-            text = f"thresholds: {', '.join(ranges)}; {self.describe_votes()}"
-            self.notes += [text] if ranges else []
-            read = [monitor for monitor in self.monitors if monitor.steps]
-            self.warnings = [warning for m in read if (warning := m.dead_threshold())]
-            self.notes += self.warnings
+            self._announce_thresholds()
         verdict = self._hold(verdict)
         self._update_news(verdict)
         self.verdict = verdict
         return verdict
+
+    def _announce_thresholds(self) -> None:
+        """Note the thresholds of all monitors that have read a step, and warn of dead ones."""
+        read = [monitor for monitor in self.monitors if monitor.steps]
+        ranges = [text for monitor in read if (text := monitor.allowed())]
+        if ranges:
+            self.notes.append(f"thresholds: {', '.join(ranges)}; {self.describe_votes()}")
+        self.warnings = [warning for m in read if (warning := m.dead_threshold())]
+        self.notes += self.warnings
 
     def _hold(self, verdict: Verdict) -> Verdict:
         """Hold the last verdict until its level is left, see the class; return what counts.
