@@ -238,13 +238,20 @@ def name_runs(runs: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     folders = [str(log) for run in runs for log in _each_log(run)]
     if len(set(folders)) < len(folders):
         raise ValueError(f"runs: expected each folder once, got {', '.join(folders)}")
-    names = {}
-    paths = [Path(folder).resolve().parts for folder in folders]
-    for folder, parts in zip(folders, paths, strict=True):
-        tails = (parts[-n:] for n in range(1, len(parts) + 1))
-        alone = (tail for tail in tails if [p[-len(tail) :] for p in paths].count(tail) == 1)
-        names["/".join(next(alone, (folder,)))] = folder
-    return names
+    paths = [Path(folder).resolve() for folder in folders]
+    return {
+        _shortest_tail(path, paths) or folder: folder
+        for folder, path in zip(folders, paths, strict=True)
+    }
+
+
+def _shortest_tail(path: Path, paths: Sequence[Path]) -> str:
+    """The fewest last parts of a path that only one of the paths ends in; empty if none are."""
+    for length in range(1, len(path.parts) + 1):
+        tail = path.parts[-length:]
+        if sum(other.parts[-length:] == tail for other in paths) == 1:
+            return "/".join(tail)
+    return ""
 
 
 def _each_log(folder: str) -> list[str | Path]:
