@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from lit_callbacks.formats import read_samples
 from lit_callbacks.words import format_number, printable, printable_line
@@ -130,13 +131,7 @@ def explain_gain(samples: Sequence[Mapping[str, Any]]) -> Gain:
     last = set(steps[-count:])
     openings = Counter(opening_of(s["response"]) for s in samples if s["step"] in last)
     opening = openings.most_common(1)[0][0]
-    columns = {
-        "truncated": [float(s["truncated"]) for s in samples if "truncated" in s],
-        "length": [float(s.get("length", len(s["response"].split()))) for s in samples],
-        "opening": [float(opening_of(s["response"]) == opening) for s in samples],
-        "repetition": [repetition_of(s["response"]) for s in samples],
-    }
-    columns = {name: column for name, column in columns.items() if len(column) == len(samples)}
+    columns = _read_properties(samples, opening)
     if len(samples) < 3 * len(columns) + len(steps):
         raise ValueError(
             f"samples: expected at least {3 * len(columns) + len(steps)} responses for "
@@ -147,19 +142,13 @@ def explain_gain(samples: Sequence[Mapping[str, Any]]) -> Gain:
     sample_steps = torch.tensor([int(s["step"]) for s in samples])
     first_means = values[:, torch.isin(sample_steps, torch.tensor([*first]))].mean(1)
     last_means = values[:, torch.isin(sample_steps, torch.tensor([*last]))].mean(1)
-    # subtracting each step's means is the same as an intercept for each step
-    for step in steps:
-        at_step = sample_steps == step
-        values[:, at_step] -= values[:, at_step].mean(1, keepdim=True)
-    # "gelsd" gives the solution with the least norm where a property does not vary or two are alike
-    solved = torch.linalg.lstsq(values[:-1].T, values[-1:].T, rcond=1e-9, driver="gelsd")
-    worth = solved.solution[:, 0].tolist()
+    coefficients = _regress_within_steps(values, sample_steps)
     changes = {
         name: Change(float(first_means[n]), float(last_means[n])) for n, name in enumerate(columns)
     }
     parts = {
-        name: (changes[name].last - changes[name].first) * each
-        for name, each in zip(columns, worth, strict=True)
+        name: (changes[name].last - changes[name].first) * coefficient
+        for name, coefficient in zip(columns, coefficients, strict=True)
     }
     return Gain(
         total=float(last_means[-1] - first_means[-1]),
@@ -167,6 +156,45 @@ def explain_gain(samples: Sequence[Mapping[str, Any]]) -> Gain:
         changes=changes,
         opening=" ".join(opening),
     )
+
+
+def _read_properties(
+    samples: Sequence[Mapping[str, Any]], opening: tuple[str, ...]
+) -> dict[str, list[float]]:
+    """Read the properties that all responses have, by name.
+
+    Args:
+        samples: The responses.
+        opening: The opening whose use is a property.
+    """
+    columns = {
+        "truncated": [float(s["truncated"]) for s in samples if "truncated" in s],
+        "length": [float(s.get("length", len(s["response"].split()))) for s in samples],
+        "opening": [float(opening_of(s["response"]) == opening) for s in samples],
+        "repetition": [repetition_of(s["response"]) for s in samples],
+    }
+    return {name: column for name, column in columns.items() if len(column) == len(samples)}
+
+
+def _regress_within_steps(values: Tensor, steps: Tensor) -> list[float]:
+    """Regress the scores on the properties, with an intercept for each step.
+
+    Args:
+        values: A row for each property and the scores in the last one, `[P + 1, N]`.
+        steps: The step of each response, `[N]`.
+
+    Returns:
+        The coefficient of each property.
+    """
+    # subtracting each step's means is the same as an intercept for each step
+    centered = values.clone()
+    for step in set(steps.tolist()):
+        at_step = steps == step
+        centered[:, at_step] -= centered[:, at_step].mean(1, keepdim=True)
+    # "gelsd" gives the solution with the least norm where a property does not vary or two are alike
+    solved = torch.linalg.lstsq(centered[:-1].T, centered[-1:].T, rcond=1e-9, driver="gelsd")
+    coefficients: list[float] = solved.solution[:, 0].tolist()
+    return coefficients
 
 
 def _has_score(sample: Mapping[str, Any]) -> bool:
