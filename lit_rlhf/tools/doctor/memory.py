@@ -191,7 +191,7 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
         nodes=sizes.nodes,
     )
     tokens = sizes.prompt_tokens + sizes.response_tokens
-    scored = min(
+    scored_logits = min(
         sizes.rollouts * sizes.response_tokens * shape.vocabulary,
         logits_per_chunk(sizes.device, training=False),
     )
@@ -199,30 +199,38 @@ def ppo_memory(shape: NetworkShape, sizes: PPOSizes) -> PPOMemory:
     if sizes.micro_batch_tokens is not None:
         learned = min(learned, max(sizes.micro_batch_tokens, tokens))  # a long row is a part
     targets = min(sizes.rows * sizes.response_tokens, learned)
-    logits = min(targets * shape.vocabulary, logits_per_chunk(sizes.device, training=True))
+    learned_logits = min(targets * shape.vocabulary, logits_per_chunk(sizes.device, training=True))
     trained = network.states
     if sizes.sharded:
         trained -= WEIGHT_BYTES * shape.parameters
     # FSDP2 gathers the policy for a rollout, and for an update its ends and two layers at a time
     ends = 2 * itemsize * shape.vocabulary * shape.hidden
-    layers = 2 * (weights - ends) // shape.layers
+    two_layers = 2 * (weights - ends) // shape.layers
+    keys_and_values = 2 * itemsize * shape.layers * shape.kv_width * tokens * sizes.rollouts
+    forward = FORWARD_BYTES * shape.hidden * sizes.scored_tokens
+    scoring = itemsize * (forward + SCORED_LOGIT_BYTES * scored_logits) // WEIGHT_BYTES
+    update = (
+        learned * layer_activations(shape, sizes)
+        + 2 * kept_states(shape, sizes)
+        + logit_bytes(itemsize) * learned_logits
+    )
+    gradients = network.gradients
+    cpu = 2 * network.cpu
+    if sizes.sharded:
+        update += ends + two_layers
+        gradients += 2 * two_layers
+    else:
+        gradients += bucket_bytes(shape.parameters)
+    if sizes.offload_frozen:
+        cpu += 2 * sizes.gpus // sizes.nodes * pinned_bytes(resident)
     return PPOMemory(
         trained=2 * trained,
         frozen=0 if sizes.offload_frozen else 2 * resident,
-        rollout=2 * itemsize * shape.layers * shape.kv_width * tokens * sizes.rollouts
-        + sizes.sharded * weights,
-        scoring=itemsize
-        * (FORWARD_BYTES * shape.hidden * sizes.scored_tokens + SCORED_LOGIT_BYTES * scored)
-        // WEIGHT_BYTES
-        + visits,
-        update=learned * layer_activations(shape, sizes)
-        + 2 * kept_states(shape, sizes)
-        + logit_bytes(itemsize) * logits
-        + sizes.sharded * (ends + layers),
-        gradients=network.gradients
-        + (2 * layers if sizes.sharded else bucket_bytes(shape.parameters)),
-        cpu=2 * network.cpu
-        + (2 * sizes.gpus // sizes.nodes * pinned_bytes(resident) if sizes.offload_frozen else 0),
+        rollout=keys_and_values + sizes.sharded * weights,
+        scoring=scoring + visits,
+        update=update,
+        gradients=gradients,
+        cpu=cpu,
     )
 
 
