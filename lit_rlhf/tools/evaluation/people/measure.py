@@ -210,54 +210,19 @@ def people_outcomes(labels: Sequence[Label], policy: str, seed: int = 0) -> Outc
         policy: The policy that wins or loses.
         seed: Seed of the bootstrap.
     """
-    comparisons = _number(label.comparison for label in labels)
-    prompts: dict[Turns, int] = _number(label.prompt for label in labels)
-    annotators = _number(label.annotator for label in labels if label.annotator is not None)
-    n_comparisons = len(comparisons)
-    prompt_of = np.zeros(n_comparisons, dtype=np.int64)
-    is_equal = np.zeros(n_comparisons, dtype=bool)
-    cells: list[int] = []  # comparison and outcome of each label
-    who: list[int] = []
-    for label in labels:
-        row = comparisons[label.comparison]
-        prompt_of[row] = prompts[label.prompt]
-        if label.annotator is None:
-            is_equal[row] = True
-            continue
-        policy_letter = "b" if label.policy_b == policy else "a"
-        verdict = verdict_of(label)
-        cells.append(3 * row + (1 if verdict == "tie" else 0 if verdict == policy_letter else 2))
-        who.append(annotators[label.annotator])
-    cell_of = np.array(cells, dtype=np.int64)
-    annotator_of = np.array(who, dtype=np.int64)
-
-    def rates(
-        *, prompt_weights: NDArray[np.float64], annotator_weights: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        weights = annotator_weights[annotator_of]
-        mass = np.bincount(cell_of, weights, 3 * n_comparisons).reshape(n_comparisons, 3)
-        mass[is_equal] = (0.0, 1.0, 0.0)
-        totals = mass.sum(axis=1)
-        seen = totals > 0  # by annotators that were drawn
-        shares = mass[seen] / totals[seen, None]
-        of_prompts = prompt_weights[prompt_of[seen]]
-        total = of_prompts.sum()
-        return of_prompts @ shares / total if total > 0 else np.full(3, np.nan)
-
-    n_prompts = len(prompts)
-    n_annotators = len(annotators)
-    unweighted = rates(prompt_weights=np.ones(n_prompts), annotator_weights=np.ones(n_annotators))
-    win, tie, lose = unweighted.tolist()
+    choices = _read_choices(labels, policy)
+    n_prompts = choices.n_prompts
+    n_annotators = choices.n_annotators
+    win, tie, lose = choices.rates(
+        prompt_weights=np.ones(n_prompts), annotator_weights=np.ones(n_annotators)
+    ).tolist()
     generator = np.random.default_rng(seed)
-
-    def draw(n: int) -> NDArray[np.float64]:
-        """How often each of `n` is drawn in `n` draws with replacement."""
-        indices = generator.integers(n, size=n) if n else np.zeros(0, dtype=np.int64)
-        return np.bincount(indices, minlength=n).astype(np.float64)
-
     resampled = np.array(
         [
-            rates(prompt_weights=draw(n_prompts), annotator_weights=draw(n_annotators))
+            choices.rates(
+                prompt_weights=_count_draws(n_prompts, generator),
+                annotator_weights=_count_draws(n_annotators, generator),
+            )
             for _ in range(_RESAMPLES)
         ]
     )
@@ -273,6 +238,86 @@ def people_outcomes(labels: Sequence[Label], policy: str, seed: int = 0) -> Outc
         lose_interval=intervals[2],
         n=n_prompts,
     )
+
+
+class _Choices(NamedTuple):
+    """Labels of a policy's `C` comparisons with one other, `L` of them by people, as numbers.
+
+    Attributes:
+        prompt_of: The prompt of each comparison, `[C]`.
+        is_equal: Whether its responses are equal, which nobody was shown, `[C]`.
+        comparison_of: The comparison of each label, `[L]`.
+        outcome_of: What the label says of the policy, `[L]`: 0 for a win, 1 a tie, 2 a loss.
+        annotator_of: Who chose it, `[L]`.
+        n_prompts: Number of prompts.
+        n_annotators: Number of annotators.
+    """
+
+    prompt_of: NDArray[np.int64]
+    is_equal: NDArray[np.bool_]
+    comparison_of: NDArray[np.int64]
+    outcome_of: NDArray[np.int64]
+    annotator_of: NDArray[np.int64]
+    n_prompts: int
+    n_annotators: int
+
+    def rates(
+        self, *, prompt_weights: NDArray[np.float64], annotator_weights: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Rates of wins, ties and losses, `[3]`; NaN if no comparison has a weight.
+
+        Args:
+            prompt_weights: How much each prompt counts.
+            annotator_weights: How much each annotator counts.
+        """
+        n_comparisons = len(self.prompt_of)
+        cells = 3 * self.comparison_of + self.outcome_of
+        weights = annotator_weights[self.annotator_of]
+        mass = np.bincount(cells, weights, 3 * n_comparisons).reshape(n_comparisons, 3)
+        mass[self.is_equal] = (0.0, 1.0, 0.0)
+        totals = mass.sum(axis=1)
+        seen = totals > 0  # by annotators that were drawn
+        shares = mass[seen] / totals[seen, None]
+        of_prompts = prompt_weights[self.prompt_of[seen]]
+        total = of_prompts.sum()
+        return of_prompts @ shares / total if total > 0 else np.full(3, np.nan)
+
+
+def _read_choices(labels: Sequence[Label], policy: str) -> _Choices:
+    comparisons = _number(label.comparison for label in labels)
+    prompts: dict[Turns, int] = _number(label.prompt for label in labels)
+    by_people = [label for label in labels if label.annotator is not None]
+    annotators = _number(label.annotator for label in by_people)
+    prompt_of = np.zeros(len(comparisons), dtype=np.int64)
+    is_equal = np.zeros(len(comparisons), dtype=bool)
+    for label in labels:
+        row = comparisons[label.comparison]
+        prompt_of[row] = prompts[label.prompt]
+        is_equal[row] |= label.annotator is None
+    return _Choices(
+        prompt_of=prompt_of,
+        is_equal=is_equal,
+        comparison_of=np.array([comparisons[x.comparison] for x in by_people], dtype=np.int64),
+        outcome_of=np.array([_outcome_of(x, policy) for x in by_people], dtype=np.int64),
+        annotator_of=np.array([annotators[x.annotator] for x in by_people], dtype=np.int64),
+        n_prompts=len(prompts),
+        n_annotators=len(annotators),
+    )
+
+
+def _outcome_of(label: Label, policy: str) -> int:
+    """What a label says of the policy: 0 for a win, 1 for a tie, 2 for a loss."""
+    verdict = verdict_of(label)
+    if verdict == "tie":
+        return 1
+    winner = label.policy_a if verdict == "a" else label.policy_b
+    return 0 if winner == policy else 2
+
+
+def _count_draws(n: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """How often each of `n` is drawn in `n` draws with replacement."""
+    indices = generator.integers(n, size=n) if n else np.zeros(0, dtype=np.int64)
+    return np.bincount(indices, minlength=n).astype(np.float64)
 
 
 def between_annotators(labels: Iterable[Label]) -> Agreement | None:
