@@ -320,16 +320,7 @@ def generate_from_models(
                 unfinished=unfinished,
                 name=name,
             )
-            by_position: dict[int, list[dict[str, Any]]] = {}
-            with progress_bar(f"responses of {name}", len(prompts)) as progress:
-                for batch in batches:
-                    by_position |= dict(zip(batch["positions"], batch["responses"], strict=True))
-                    progress(len(batch["positions"]))
-            responses[name] = [
-                SampledResponse(record.prompt, **fields)
-                for position, record in enumerate(prompts)
-                for fields in by_position[position]
-            ]
+            responses[name] = _collect_responses(batches, prompts, name)
         generation = Generation(
             models=dict(zip(names, models, strict=True)),
             responses=responses,
@@ -342,6 +333,28 @@ def generate_from_models(
         )
         unfinished.finish(generation.records())
     return generation
+
+
+def _collect_responses(
+    batches: Iterator[dict[str, Any]], prompts: Sequence[PromptRecord], name: str
+) -> list[SampledResponse]:
+    """Collect the responses of batches, which are sorted by length, in the order of the prompts.
+
+    Args:
+        batches: The batches, see `sample_batches`.
+        prompts: All prompts.
+        name: Name of the model, for the progress bar.
+    """
+    by_position: dict[int, list[dict[str, Any]]] = {}
+    with progress_bar(f"responses of {name}", len(prompts)) as progress:
+        for batch in batches:
+            by_position |= dict(zip(batch["positions"], batch["responses"], strict=True))
+            progress(len(batch["positions"]))
+    return [
+        SampledResponse(record.prompt, **fields)
+        for position, record in enumerate(prompts)
+        for fields in by_position[position]
+    ]
 
 
 def _describe(
