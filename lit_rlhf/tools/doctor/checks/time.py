@@ -78,17 +78,7 @@ def check_time(case: Case) -> Finding:
         f"{pace}: {count:,.0f} iterations take about {format_seconds(total * count)}. {_ESTIMATE}"
     )
     if case.plan.on_gpu and not torch.cuda.is_available():
-        phases_on_gpu = ppo_seconds(
-            network_shape(case.module.policy),
-            ppo_sizes(case),
-            rollouts=case.n_rollouts,
-            ppo_epochs=case.module.minibatches.ppo_epochs,
-        )
-        summary += (
-            " Counted for an A100 and the longest responses, an iteration takes "
-            f"{format_seconds(sum(phase.total for phase in phases_on_gpu.values()))} "
-            f"({format_estimates(phases_on_gpu)})."
-        )
+        summary += f" {_describe_on_a100(case)}"
     if case.plan.max_time is not None:
         allowed = Timer(duration=case.plan.max_time).time_remaining()
         if allowed is not None and allowed < total * count:
@@ -110,6 +100,21 @@ def check_time(case: Case) -> Finding:
             "Set trainer.log_every_n_steps: 1, so that each iteration is logged.",
         )
     return ok(summary)
+
+
+def _describe_on_a100(case: Case) -> str:
+    """Say how long an iteration of a run for GPUs takes, for a machine without one."""
+    phases = ppo_seconds(
+        network_shape(case.module.policy),
+        ppo_sizes(case),
+        rollouts=case.n_rollouts,
+        ppo_epochs=case.module.minibatches.ppo_epochs,
+    )
+    return (
+        "Counted for an A100 and the longest responses, an iteration takes "
+        f"{format_seconds(sum(phase.total for phase in phases.values()))} "
+        f"({format_estimates(phases)})."
+    )
 
 
 def iteration_seconds(case: Case) -> dict[str, float]:
