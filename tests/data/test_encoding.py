@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from lit_rlhf.data import Location, Message, PreferenceRecord, PromptRecord, RecordError, TextRecord
 from lit_rlhf.data.counts import DataCounts, EncodingError, ResponseTooLongError
-from lit_rlhf.data.encoding import DialogueEncoder, encode_records
+from lit_rlhf.data.encoding import DialogueEncoder, encode_each, encode_records
 from lit_rlhf.data.examples import PreferenceExample, PromptExample, TokenExample
 from tests.support.published_templates import TEMPLATES, PublishedTemplate
 from tests.support.tiny_tokenizers import CHATML, tiny_tokenizer
@@ -242,6 +242,26 @@ def test_control_text_in_a_turn_is_refused_and_counted(template: str, text: str)
     examples = encode_records(records, lambda r: [coder.encode_prompt(r.prompt)], counts, "skip")
     assert (len(examples), counts.dropped.total()) == (1, 1)
     assert re.search(reason, next(iter(counts.dropped)))
+
+
+def test_each_record_comes_with_its_own_examples() -> None:
+    def encode(record: TextRecord) -> list[TokenExample]:
+        if "bad" in record.text:
+            raise EncodingError("bad", record.text)
+        return [
+            TokenExample(torch.tensor([int(word)]), torch.tensor([True]))
+            for word in record.text.split()
+        ]
+
+    records = [TextRecord(text, "s") for text in ("1 2", "bad", "3")]
+    counts = DataCounts()
+    kept = [*encode_each(records, encode, counts, "skip")]
+    assert [encoded.record for encoded in kept] == [records[0], records[2]]
+    assert [[ids(example) for example in encoded.examples] for encoded in kept] == [
+        [[1], [2]],
+        [[3]],
+    ]
+    assert (counts.records, counts.dropped.total()) == (3, 1)
 
 
 @pytest.mark.parametrize(

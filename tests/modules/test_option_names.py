@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lit_rlhf.models import ModelOptions
 from lit_rlhf.modules import PPOModule, RewardShapingOptions, SFTModule
-from lit_rlhf.modules.option_names import check_names, option_groups, option_names
+from lit_rlhf.modules.option_names import check_names, option_groups, option_names, plain_values
 from lit_rlhf.modules.options import OptimizerOptions
 from lit_rlhf.rollout import SamplingOptions
 from tests.support.stages import demonstrations, fit_module, ppo_options, prompts
@@ -23,6 +23,12 @@ class FrugalPPO(PPOModule):
     def __init__(self, model_path: str, token_cost: float = 0.01, **options: Any) -> None:
         super().__init__(model_path, **options)
         self.token_cost = token_cost
+
+
+def test_plain_values_are_what_a_file_holds() -> None:
+    values = {"betas": (0.9, 0.95), "folder": Path("runs/sft"), "group": {"rank": 2}}
+    expected = {"betas": [0.9, 0.95], "folder": "runs/sft", "group": {"rank": 2}}
+    assert plain_values(values) == expected
 
 
 def test_a_group_is_a_dataclass_or_a_mapping_over_the_modules_defaults(root: Path) -> None:
