@@ -132,26 +132,26 @@ def read_card_data(model: str) -> ModelCardData:
 
     Nothing is downloaded: for a hub id, which is itself the base model, a cached card is read.
     """
-    folder = Path(model)
-    on_hub = OWNED_HUB_ID.fullmatch(model)
-    local = folder.exists()
-    file = folder / "README.md" if local else None
-    if on_hub and not local:
-        cached = try_to_load_from_cache(model, "README.md")
-        file = Path(cached) if isinstance(cached, str) else None
-    metadata: dict[str, Any] = {}
-    if file is not None and file.is_file():
-        try:
-            metadata = _read_metadata(file)
-        except (ValueError, yaml.YAMLError) as error:
-            rank_zero_warn(f"the metadata of the model card {file} cannot be read: {error}")
-    return ModelCardData(
-        # The hub refuses base models that are not on it, so a local folder stays out.
-        base_model=metadata.get("base_model") if local else model if on_hub else None,
-        license=metadata.get("license"),
-        # The card of a model on the hub names what its authors trained it on.
-        datasets=metadata.get("datasets") if local else None,
-    )
+    if Path(model).exists():
+        # The hub refuses base models that are not on it, so the folder itself stays out.
+        return ModelCardData(**_find_metadata(Path(model) / "README.md"))
+    if not OWNED_HUB_ID.fullmatch(model):
+        return ModelCardData()
+    cached = try_to_load_from_cache(model, "README.md")
+    metadata = _find_metadata(Path(cached)) if isinstance(cached, str) else {}
+    # The card of a model on the hub names as datasets what its authors trained it on.
+    return ModelCardData(base_model=model, license=metadata.get("license"))
+
+
+def _find_metadata(file: Path) -> dict[str, Any]:
+    """Read the metadata of a card; empty if there is none, or with a warning if it is damaged."""
+    if not file.is_file():
+        return {}
+    try:
+        return _read_metadata(file)
+    except (ValueError, yaml.YAMLError) as error:
+        rank_zero_warn(f"the metadata of the model card {file} cannot be read: {error}")
+        return {}
 
 
 def shorten_paths(value: object) -> object:
