@@ -96,7 +96,7 @@ class _VLLM(Sampler, ABC):
         completions = self._complete(model, prompts, [settings | {"seed": s} for s in seeds])
         with fail_together("sample whole responses with vLLM"):
             terminated = [
-                _check_whole(completion, eos_token_ids, options.max_new_tokens)
+                _ends_with_eos(completion, eos_token_ids, options.max_new_tokens)
                 for completion in completions
             ]
         device = prompt_ids.device
@@ -128,7 +128,7 @@ class _VLLM(Sampler, ABC):
         """
 
 
-def _check_whole(completion: Completion, eos_token_ids: Sequence[int], longest: int) -> bool:
+def _ends_with_eos(completion: Completion, eos_token_ids: Sequence[int], longest: int) -> bool:
     """Whether a response ends by an EOS token; one that is not whole is an error.
 
     Args:
