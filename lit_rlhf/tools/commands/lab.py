@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from functools import partial
 from itertools import chain, count, islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +19,8 @@ from lit_rlhf.tools.lab import (
 )
 
 if TYPE_CHECKING:  # they import torch, for which --help does not wait
+    from transformers import PreTrainedTokenizerBase
+
     from lit_rlhf.data import PromptBatch
     from lit_rlhf.rollout import RolloutBatch
 
@@ -99,7 +102,7 @@ def sample_preferences(
     from lit_rlhf.data import DataSource
     from lit_rlhf.files import ProgressFile
     from lit_rlhf.models import ModelOptions
-    from lit_rlhf.rollout import SamplingOptions, decode_responses
+    from lit_rlhf.rollout import SamplingOptions
     from lit_rlhf.tools.evaluation.loading import choose_device, load_policy, load_shared_encoder
     from lit_rlhf.tools.evaluation.output import progress_bar
     from lit_rlhf.tools.evaluation.sampling import (
@@ -139,13 +142,6 @@ def sample_preferences(
         "batch_size": batch_size,
         "device": str(choose_device(device)),
     }
-
-    def describe(_: "PromptBatch", rollouts: "RolloutBatch") -> dict[str, Any]:
-        texts = decode_responses(rollouts, encoder.tokenizer)
-        ended = rollouts.terminated.tolist()
-        # the two responses to a prompt are consecutive rows
-        return {"pairs": list(zip(texts[::2], texts[1::2], ended[::2], ended[1::2], strict=True))}
-
     records: list[dict[str, str]] = []
     attempts = 0
     progress = progress_bar("preference pairs", pairs)
@@ -164,7 +160,7 @@ def sample_preferences(
                 sampling=options,
                 batch_size=batch_size,
                 seed=sampling_seeds.getrandbits(31),
-                describe=describe,
+                describe=partial(_describe_pairs, encoder.tokenizer),
                 responses_per_prompt=2,
                 unfinished=unfinished,
                 name=f"pairs from {attempts} on",
@@ -183,6 +179,18 @@ def sample_preferences(
         unfinished.finish(records)
     print(f"{len(records)} preferences in {output}")
     return records
+
+
+def _describe_pairs(
+    tokenizer: "PreTrainedTokenizerBase", _: "PromptBatch", rollouts: "RolloutBatch"
+) -> dict[str, Any]:
+    """The fields of a `ResponsePair` for each prompt of a batch, see `sample_batches`."""
+    from lit_rlhf.rollout import decode_responses
+
+    texts = decode_responses(rollouts, tokenizer)
+    ended = rollouts.terminated.tolist()
+    # the two responses to a prompt are consecutive rows
+    return {"pairs": list(zip(texts[::2], texts[1::2], ended[::2], ended[1::2], strict=True))}
 
 
 COMMANDS = {
