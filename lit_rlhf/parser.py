@@ -5,10 +5,11 @@ import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace, set_loader
+from jsonargparse import ArgumentParser, Namespace, _stubs_resolver, set_loader
 
 from lit_callbacks.files import check_file
 from lit_rlhf.imports import current_folder, import_class_module
@@ -226,6 +227,21 @@ def load_value(text: str) -> Any:  # noqa: ANN401  # whatever the text holds
 
 
 set_loader(_MODE, load_value, (yaml.YAMLError,))
+
+
+def _look_for_stubs_on_own_path() -> None:
+    """Have jsonargparse (4.53) look for stubs of types in the folders of `sys.path`.
+
+    It would ask another Python for its path, which runs a `json.py` of the current folder.
+    """
+    if _stubs_resolver.typeshed_client_support:
+        folders = [Path(folder) for folder in sys.path if folder]
+        context = _stubs_resolver.tc.get_search_context(search_path=folders)
+        resolver = _stubs_resolver.StubsResolver(search_context=context)
+        vars(_stubs_resolver)["stubs_resolver"] = resolver
+
+
+_look_for_stubs_on_own_path()
 
 
 def _find_class_paths(value: object, key: object = None) -> Iterator[str]:

@@ -93,6 +93,18 @@ def test_command_runs_no_file_of_a_hostile_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "ran.txt").exists()
 
 
+def test_no_other_python_is_started_with_the_current_folder_on_its_path(tmp_path: Path) -> None:
+    """The parser's library would ask one for its path, to look for stubs of types there."""
+    (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'ran.txt')!r}, 'a')")
+    code = (
+        "import sys; sys.path.remove(''); import lit_rlhf.parser\n"
+        "from jsonargparse._stubs_resolver import get_stubs_resolver; get_stubs_resolver()"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, cwd=tmp_path)
+    assert not (tmp_path / "ran.txt").exists()
+
+
 def test_class_of_the_current_folder_is_imported_when_it_is_named(tmp_path: Path) -> None:
     (tmp_path / "own_callbacks.py").write_text("class Silent: pass")
     (tmp_path / "own_records.py").write_text("raise AssertionError")
