@@ -38,7 +38,7 @@ from lit_rlhf.data import (
     turns_as_dicts,
 )
 from lit_rlhf.data.formats import detect_format, find_used_fields
-from lit_rlhf.files import write_json_lines, write_text
+from lit_rlhf.files import delete, write_json_lines, write_text
 from lit_rlhf.models import load_tokenizer, max_positions
 from lit_rlhf.terminal import printable, printable_line
 
@@ -147,6 +147,24 @@ def write_configs_for(
     root = Path(output_dir or f"runs/{Path(source.label).name}")
     if root.exists():
         raise ValueError(f"output_dir: expected a free name, got {root}, which exists")
+    try:
+        _write_configs(source, model, root, max_length=max_length)
+    except BaseException:  # so that the same command finds a free name again
+        delete(root)
+        raise
+
+
+def _write_configs(
+    source: DataSource, model: str | None, root: Path, *, max_length: int | None
+) -> None:
+    """Show how records are read, and write the configurations into a new folder.
+
+    Args:
+        source: File or dataset.
+        model: Folder or hub id of a language model; `None` for a small one from the data's text.
+        root: The folder.
+        max_length: Longest dialogue of the stages in tokens; `None`: what 99 % of the data need.
+    """
     positions = _find_positions(model, max_length)
     counts = DataCounts()
     kind, records = _read(source, counts)  # the most that data can serve as

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -218,6 +219,14 @@ def test_a_file_that_does_not_serve_leaves_nothing_behind(table: str, message: s
     with pytest.raises(SystemExit, match=message):
         main(["start", "pairs.csv"])
     assert not Path("runs").exists()
+
+
+def test_start_that_fails_leaves_the_name_free() -> None:
+    write_lines(Path("pairs.jsonl"), ROWS)
+    full = patch.object(own_data, "write_text", side_effect=OSError("No space left on device"))
+    with full, pytest.raises(SystemExit, match="No space left"):
+        main(["start", "pairs.jsonl", "--output_dir", "own"])
+    assert not Path("own").exists()
 
 
 def test_data_that_cannot_be_loaded_get_no_advice_about_columns() -> None:
