@@ -12,7 +12,7 @@ from lit_rlhf.cli.configs import CONFIGS, config_name, resolve_config
 _OUTPUT = re.compile(r"^ *output_dir: (\S+)", re.MULTILINE)
 _FIT = "lit_rlhf fit --config "
 _STAGES = ("sft", "reward", "ppo")  # as `lit_rlhf start` names their configurations
-_LARGEST = 2**20  # bytes of a configuration
+_LARGEST = 2**16  # bytes of a configuration
 
 
 def find_preparation(arguments: Sequence[str], message: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from lit_callbacks.files import read_json
 from lit_rlhf.command import Command
 
 
@@ -33,7 +34,7 @@ def describe(path: Path) -> dict[str, Any]:
         return {"finished": not lock_path(path).exists(), **describe_manifest(path)}
     if path.suffix == ".json":
         try:
-            report = json.loads(path.read_text("utf-8"))
+            report = read_json(path, dict)
             origin = {name: report[name] for name in ("inputs", "versions")}
             return {"settings": report.get("settings", {}), **origin}
         except (ValueError, KeyError, TypeError) as error:

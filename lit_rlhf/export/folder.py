@@ -175,7 +175,14 @@ def _named_gguf_errors(path: Path) -> Iterator[None]:
         yield
     # the reader has no own error: an unknown architecture is a ValueError, a truncated file
     # one of struct or an index, a missing key a KeyError
-    except (OSError, ValueError, LookupError, struct.error, *WRONG_VALUES) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+        struct.error,
+        *WRONG_VALUES,
+    ) as error:
         raise ValueError(
             f"checkpoint: expected a GGUF file of an architecture that transformers reads, got "
             f"{path}: {error}"

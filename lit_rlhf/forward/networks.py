@@ -88,9 +88,10 @@ def stop_token_ids(
     """
     config = unwrap_model(model).generation_config
     ids = None if config is None else config.eos_token_id
-    stop_ids = {i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None}
-    if not all(isinstance(i, int) for i in stop_ids):
+    listed = [i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None]
+    if not all(isinstance(i, int) for i in listed):
         raise ValueError(f"path: expected ids of tokens in eos_token_id of a model, got {ids!r}")
+    stop_ids = set(listed)
     if tokenizer is not None:
         stop_ids.add(int(tokenizer.eos_token_id))
     return sorted(stop_ids)

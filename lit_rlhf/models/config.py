@@ -21,7 +21,7 @@ from transformers.utils.hub import cached_file
 
 from lit_rlhf.checks import check_choice, check_count, check_number, check_positive
 from lit_rlhf.choices import DType as DType
-from lit_rlhf.files import PARTIAL, RepeatedKeyError, parse_json, read_text
+from lit_rlhf.files import PARTIAL, RepeatedKeyError, parse_json, read_json, read_text
 from lit_rlhf.hub import find_hub_problem
 from lit_rlhf.paths import WRONG_VALUES as WRONG_VALUES
 from lit_rlhf.paths import check_model_path as check_model_path
@@ -145,13 +145,13 @@ def check_model_folder(folder: Path) -> None:
 
 
 def check_text_files(folder: Path) -> None:
-    """Refuse the texts in a model's folder that are not in UTF-8; the error names the file.
+    """Refuse configs that are no JSON object, and texts in a model's folder that are not in UTF-8.
 
-    transformers names no file, or goes on without it.
+    The error names the file. transformers names none, or goes on without it.
     """
     for file in sorted(folder.iterdir()):
         if file.suffix in (".json", ".jinja", ".txt") and file.is_file():
-            read_text(file)
+            read_json(file, dict) if file.name.endswith("config.json") else read_text(file)
 
 
 def check_hub(model: str) -> None:

@@ -1,6 +1,7 @@
 """A GGUF file becomes a plain folder, with the weights, tokens and template that it holds."""
 
 import importlib.util
+import struct
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,10 @@ def test_unreadable_files_are_refused(
         load_gguf_model(file, network="reward")
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(ValueError, match=r"checkpoint: expected a GGUF file .*broken"):
+        load_gguf_model(broken)
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 20)
+    broken.write_bytes(header + b"general.architecture" + struct.pack("<II", 4, 5))  # a number
     with pytest.raises(ValueError, match=r"checkpoint: expected a GGUF file .*broken"):
         load_gguf_model(broken)
     with pytest.raises(ValueError, match=r"checkpoint: expected a GGUF file .*missing"):

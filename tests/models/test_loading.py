@@ -1,6 +1,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -392,9 +393,21 @@ def test_generation_ends_at_each_eos(configured: int | list[int] | None, ids: li
     model = tiny_causal_lm("llama")
     model.generation_config.eos_token_id = configured
     assert forward.stop_token_ids(model, tiny_tokenizer()) == ids
-    model.generation_config.eos_token_id = ["x"]
-    with pytest.raises(ValueError, match=r"ids of tokens in eos_token_id of a model, got \['x'\]"):
-        forward.stop_token_ids(model)
+    for wrong in (["x"], [[5]]):
+        model.generation_config.eos_token_id = wrong
+        message = re.escape(f"ids of tokens in eos_token_id of a model, got {wrong}")
+        with pytest.raises(ValueError, match=message):
+            forward.stop_token_ids(model)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": 1, "a": 2}'])
+def test_config_of_generation_that_is_no_object_is_refused(content: str, tmp_path: Path) -> None:
+    """transformers would go on without it, and without the tokens that end a response."""
+    save_model_folder(tiny_causal_lm("llama"), tiny_tokenizer(), tmp_path / "m")
+    (tmp_path / "m/lit_rlhf.json").unlink()  # which lists the file
+    (tmp_path / "m/generation_config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"generation_config\.json: expected (JSON|an object)"):
+        load_causal_lm(tmp_path / "m")
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
