@@ -1,6 +1,5 @@
 """`lit_rlhf show`: what models, checkpoints and evaluations were made from."""
 
-import json
 from pathlib import Path
 from typing import Any
 
