@@ -154,14 +154,8 @@ class RewardModule(StageModule):
         rejected = batch.rejected
         # One forward for both sides: packed, the padding of the shorter side costs nothing.
         n_rows, length = chosen.input_ids.shape
-        width = max(length, rejected.input_ids.shape[1])
-        ids, mask = (
-            torch.cat([pad(side, (0, width - side.shape[1])) for side in sides])
-            for sides in (
-                (chosen.input_ids, rejected.input_ids),
-                (chosen.attention_mask, rejected.attention_mask),
-            )
-        )
+        ids = _stack_padded(chosen.input_ids, rejected.input_ids)
+        mask = _stack_padded(chosen.attention_mask, rejected.attention_mask)
         hidden = hidden_states(self.model, ids, mask)
         chosen_scores, rejected_scores = scores_from_hidden(self.model, hidden, mask).chunk(2)
         # every pair has equally many learning heads, so means of micro-batches weigh by pairs
@@ -210,7 +204,7 @@ class RewardModule(StageModule):
             return nullcontext({})
         pairs = data.draw_meta_pairs(n_pairs, epoch=self.current_epoch, batch_idx=batch_idx)
         batch = move_data_to_device(pairs, self.device)
-        lengths = batch.chosen.attention_mask.sum(1) + batch.rejected.attention_mask.sum(1)
+        lengths = _count_tokens(batch)
         optimizer = self.trained_networks()["model"].optimizer
         shares = difference_shares(
             self.model,
@@ -235,7 +229,7 @@ class RewardModule(StageModule):
         """One update on a batch of pairs; returns the loss over all ranks, for callbacks."""
         pairs = global_denominator(len(batch.margin), self.device)
         tokens = global_denominator(batch.chosen.completion_mask.sum(), self.device)
-        lengths = batch.chosen.attention_mask.sum(1) + batch.rejected.attention_mask.sum(1)
+        lengths = _count_tokens(batch)
 
         def shares() -> Generator[LossShare, None, None]:
             with self.meta_weights(len(batch.margin), batch_idx) as meta:
@@ -243,7 +237,7 @@ class RewardModule(StageModule):
                     part = slice_batch(batch, rows)
                     metrics = call(self.model, self, part, pairs, tokens).metrics | meta
                     yield LossShare(metrics["reward/loss"], metrics).scaled(weight)
-                    meta = {}
+                    meta = {}  # it is of the whole batch, and enters the means once
 
         with closing(shares()) as parts:  # an error leaves no moved weights behind
             means = self.supervised_update(
@@ -317,6 +311,17 @@ class RewardModule(StageModule):
     def write_finished(self, folder: Path) -> None:
         """Write the reward model, with its text contract, for PPO."""
         self.write_network(self.model, folder, lm_head=self.lm_head)
+
+
+def _stack_padded(first: Tensor, second: Tensor) -> Tensor:
+    """The rows of two batches in one, padded on the right with zeros to the width of the wider."""
+    width = max(first.shape[1], second.shape[1])
+    return torch.cat([pad(side, (0, width - side.shape[1])) for side in (first, second)])
+
+
+def _count_tokens(batch: PreferenceBatch) -> Tensor:
+    """Number of real tokens of each pair, in both of its dialogues, `[B]`."""
+    return batch.chosen.attention_mask.sum(1) + batch.rejected.attention_mask.sum(1)
 
 
 def learning_heads(batch: TokenBatch, heads: int) -> Tensor:
