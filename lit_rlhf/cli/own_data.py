@@ -148,13 +148,13 @@ def write_configs_for(
     if root.exists():
         raise ValueError(f"output_dir: expected a free name, got {root}, which exists")
     try:
-        _write_configs(source, model, root, max_length=max_length)
+        _fill_folder(source, model, root, max_length=max_length)
     except BaseException:  # so that the same command finds a free name again
         delete(root)
         raise
 
 
-def _write_configs(
+def _fill_folder(
     source: DataSource, model: str | None, root: Path, *, max_length: int | None
 ) -> None:
     """Show how records are read, and write the configurations into a new folder.
