@@ -234,11 +234,11 @@ def _look_for_stubs_on_own_path() -> None:
 
     It would ask another Python for its path, which runs a `json.py` of the current folder.
     """
-    if _stubs_resolver.typeshed_client_support:
+    stubs: Any = _stubs_resolver  # which exports nothing
+    if stubs.typeshed_client_support:
         folders = [Path(folder) for folder in sys.path if folder]
-        context = _stubs_resolver.tc.get_search_context(search_path=folders)
-        resolver = _stubs_resolver.StubsResolver(search_context=context)
-        vars(_stubs_resolver)["stubs_resolver"] = resolver
+        context = stubs.tc.get_search_context(search_path=folders)
+        stubs.stubs_resolver = stubs.StubsResolver(search_context=context)
 
 
 _look_for_stubs_on_own_path()
