@@ -198,7 +198,7 @@ def _fill_folder(
     has_pairs = kind != "text" and _write_held_out(
         data, DialogueEncoder(tokenizer, template, max_length=lengths.max_length)
     )
-    configs = _write_configs(data, lengths)
+    configs = _write_stages(data, lengths)
     time = describe_time(data.base, _count_work(configs, lengths, len(data.encodable)))
     print(f"{time} (by samples_per_epoch in ppo.yaml)" if "ppo" in configs else time)
     _tell_next(data, lengths, has_pairs)
@@ -465,7 +465,7 @@ def _read_packaged(stage: str, data: _OwnData) -> dict[str, Any]:
     return config
 
 
-def _write_configs(data: _OwnData, lengths: _Lengths) -> dict[str, dict[str, Any]]:
+def _write_stages(data: _OwnData, lengths: _Lengths) -> dict[str, dict[str, Any]]:
     """Write the configuration of each stage that the data serve; return them by stage."""
     configs = {stage: _configure(stage, data, lengths) for stage in data.stages}
     for stage, config in configs.items():
