@@ -17,6 +17,7 @@ from lit_rlhf.data.counts import OnBadRecord as OnBadRecord
 from lit_rlhf.data.counts import describe_bad_records as describe_bad_records
 from lit_rlhf.data.encoding import DialogueEncoder as DialogueEncoder
 from lit_rlhf.data.encoding import EncodedRecord as EncodedRecord
+from lit_rlhf.data.encoding import check_size as check_size
 from lit_rlhf.data.encoding import decode_tokens as decode_tokens
 from lit_rlhf.data.encoding import encode_each as encode_each
 from lit_rlhf.data.encoding import encode_prompts as encode_prompts

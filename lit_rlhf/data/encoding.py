@@ -238,7 +238,7 @@ class DialogueEncoder:
             text: The document.
             block: Tokens per block; default `max_length`.
         """
-        _check_size("a document", [text])
+        check_size("a document", [text])
         n_escaped = len(self._control.tokens.findall(text))
         text_ids = self._tokenize(text, split_special_tokens=n_escaped > 0)
         if not n_escaped and (n_escaped := self._control.count_ids(text_ids)):  # by a normalizer
@@ -329,6 +329,11 @@ class DialogueEncoder:
         _log_info(f"responses end with {token!r}; the tokenizer's EOS token was {previous_token!r}")
 
     def _tokenize(self, text: str, split_special_tokens: bool = False) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = repr(text[error.start])
+            raise EncodingError("the text has half of a surrogate pair", half) from error
         # The template has written the BOS token where it belongs; the tokenizer must not add one.
         encoded = self.tokenizer(
             text, add_special_tokens=False, split_special_tokens=split_special_tokens, verbose=False
@@ -491,7 +496,7 @@ class DialogueEncoder:
         return _Span(start, closing.end() if closing else end)
 
     def _check_contents(self, messages: Sequence[Message]) -> None:
-        _check_size("a dialogue", [message.content for message in messages])
+        check_size("a dialogue", [message.content for message in messages])
         for message in messages:
             match = self.control_text.search(message.content)
             if match:
@@ -551,7 +556,7 @@ def _drop_turns(messages: tuple[Message, ...]) -> list[tuple[Message, ...]]:
     return choices
 
 
-def _check_size(what: str, texts: Sequence[str]) -> None:
+def check_size(what: str, texts: Sequence[str]) -> None:
     """Refuse what is too long before it is tokenized, which takes hundreds of times its memory.
 
     Args:

@@ -532,6 +532,13 @@ def test_dialogue_that_is_too_long_is_refused_before_it_is_tokenized(
         built.encode_pair(turns[:1], chosen="a", rejected=letter * 1_000_000)
 
 
+def test_half_of_a_surrogate_pair_from_a_template_is_refused(tokenizer: Tokenizer) -> None:
+    built = encoder(tokenizer, "hh")
+    tokenizer.chat_template = "{{ '\\ud800' }}" + str(tokenizer.chat_template)
+    with pytest.raises(EncodingError, match=r"half of a surrogate pair \('\\ud800'\)"):
+        built.encode_prompt([Message("user", "a")])
+
+
 def test_document_that_is_too_long_is_refused_before_it_is_tokenized(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lit_rlhf.data import Location, RecordError, Row, read_file
+from lit_rlhf.data import EncodingError, Location, RecordError, Row, check_size, read_file
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _CHINESE = re.compile("[\u4e00-\u9fff]")
@@ -73,6 +73,10 @@ def _parse_question(row: Row) -> dict[str, Any]:
         raise row.error(
             f"not 2 to {len(LETTERS)} of them", field="choices", detail=str(len(choices))
         )
+    try:
+        check_size("a question", [question, *choices])
+    except EncodingError as error:
+        raise row.error(error.reason, detail=error.detail) from error
     subject = row.get("subject")
     if not isinstance(subject, str | None):
         raise row.error("not a string", field="subject", detail=type(subject).__name__)

@@ -11,6 +11,13 @@ from lit_rlhf.tools.evaluation.benchmarks.choices import choice_task, read_quest
 from tests.support.evaluation_folders import CHOICE_RECORDS, write_lines
 
 
+def test_a_question_that_is_too_long_is_refused_before_it_is_tokenized(tmp_path: Path) -> None:
+    record = CHOICE_RECORDS[0] | {"question": "why " * 250_000}
+    file = write_lines(tmp_path / "q.jsonl", [CHOICE_RECORDS[0], record])
+    with pytest.raises(RecordError, match=r"q\.jsonl:2: a question is too long \(1,000,0"):
+        read_questions(file)
+
+
 def test_a_question_is_never_among_its_own_examples(tmp_path: Path) -> None:
     from lm_eval.tasks import TaskManager
 
