@@ -51,29 +51,33 @@ $(BIN)/python:
 		{ echo "Python 3.11 or newer is required. Set an interpreter: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# On Linux, whose archives the lists of hashes are of, all that users install is checked against hashes. What tests need
-# beside it comes by its version.
+# On Linux, whose archives the lists of hashes are of, all that users install is checked against hashes, what builds the
+# packages included. What tests need beside it comes by its version.
+IS_LINUX = $(filter Linux,$(shell uname -s))
 PIP_HASHED = DS_BUILD_OPS=0 $(BIN)/python -m pip install --no-input --no-deps --require-hashes
+PIP_EDITABLE = $(PIP_INSTALL) $(if $(IS_LINUX),--no-build-isolation)
 define INSTALL_CORE
 	$(if $(TORCH_INDEX),$(INSTALL_TORCH),$(PIP_INSTALL) $(shell grep '^torch==' $(CONSTRAINTS)))
-	$(if $(filter Linux,$(shell uname -s)),$(PIP_HASHED) -r requirements/build_hashes.txt)
-	$(if $(filter Linux,$(shell uname -s)),$(PIP_HASHED) --no-build-isolation -r requirements/hashes.txt)
+	$(if $(IS_LINUX),$(PIP_HASHED) -r requirements/build_hashes.txt)
+	$(if $(IS_LINUX),$(PIP_HASHED) --no-build-isolation -r requirements/hashes.txt)
 endef
 
-# A stamp file records that an extra is installed. It is out of date once the requirements change.
-$(VENV)/.installed-test: pyproject.toml callbacks/pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+# A stamp file records that an extra is installed. It is out of date once the requirements or their hashes change.
+REQUIREMENTS = pyproject.toml callbacks/pyproject.toml $(CONSTRAINTS) requirements/hashes.txt requirements/build_hashes.txt
+
+$(VENV)/.installed-test: $(REQUIREMENTS) | $(BIN)/python
 	$(INSTALL_CORE)
-	$(PIP_INSTALL) -e ./callbacks -e '.[test]'
+	$(PIP_EDITABLE) -e ./callbacks -e '.[test]'
 	@touch $@
 
-$(VENV)/.installed-user: pyproject.toml callbacks/pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+$(VENV)/.installed-user: $(REQUIREMENTS) | $(BIN)/python
 	$(INSTALL_CORE)
-	$(PIP_INSTALL) -e ./callbacks -e .
+	$(PIP_EDITABLE) -e ./callbacks -e .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml callbacks/pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+$(VENV)/.installed-dev: $(REQUIREMENTS) | $(BIN)/python
 	$(INSTALL_CORE)
-	$(PIP_INSTALL) -e ./callbacks -e '.[dev]'
+	$(PIP_EDITABLE) -e ./callbacks -e '.[dev]'
 	@touch $@
 
 install: $(VENV)/.installed-test ## create the virtual environment and install the package for testing

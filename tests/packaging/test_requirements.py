@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import os
 import re
+import shutil
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -138,6 +142,40 @@ def test_hashes_are_of_the_pins_that_the_core_brings_in() -> None:
     assert {"build", "hatchling", "setuptools", "wheel"} <= {
         tool.partition("==")[0] for tool in tools
     }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the lists of hashes are of Linux's archives")
+def test_what_builds_the_packages_is_not_fetched_at_their_installation() -> None:
+    command = ["make", "--dry-run", "--always-make", "install", "VENV=none"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    (editable,) = [line for line in done.stdout.splitlines() if "-e ./callbacks" in line]
+    assert "--no-build-isolation" in editable
+    for file in ("pyproject.toml", "callbacks/pyproject.toml"):
+        # else hatchling asks for a further package
+        build = tomllib.loads(Path(ROOT, file).read_text("utf-8"))["tool"]["hatch"]["build"]
+        assert build["dev-mode-dirs"] == ["."]
+
+
+@pytest.mark.parametrize("name", ["hashes.txt", "build_hashes.txt"])
+def test_installation_is_out_of_date_once_a_hash_changes(tmp_path: Path, name: str) -> None:
+    for file in ("Makefile", "pyproject.toml"):
+        shutil.copy(Path(ROOT, file), tmp_path)
+    shutil.copytree(Path(ROOT, "requirements"), tmp_path / "requirements")
+    (tmp_path / "callbacks").mkdir()
+    shutil.copy(Path(ROOT, "callbacks/pyproject.toml"), tmp_path / "callbacks")
+    stamps = [tmp_path / f".venv/.installed-{extra}" for extra in ("test", "user", "dev")]
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for path in (tmp_path / ".venv/bin/python", *stamps):
+        path.touch()
+
+    def is_current(stamp: Path) -> bool:
+        words = ["make", "--question", str(stamp.relative_to(tmp_path))]
+        return subprocess.run(words, cwd=tmp_path, check=False).returncode == 0
+
+    assert all(map(is_current, stamps))
+    later = stamps[0].stat().st_mtime + 10
+    os.utime(tmp_path / "requirements" / name, (later, later))
+    assert not any(map(is_current, stamps))
 
 
 def test_what_is_installed_without_hashes_comes_by_the_pins() -> None:
