@@ -5,12 +5,15 @@ train another model without a word.
 """
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 
@@ -70,6 +73,49 @@ def _stream(name: str, descriptor: int) -> ProcessSetting:
     return ProcessSetting(read=read, restore=lambda saved: setattr(sys, name, saved.stream))
 
 
+def _handler(name: str) -> ProcessSetting:
+    """The handler of a signal, which only the main thread can set."""
+    number = signal.Signals[name]
+
+    def restore(handler: Any) -> None:  # noqa: ANN401  # a function or a constant of `signal`
+        # a handler that is not Python's is None
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(number, handler)
+
+    return ProcessSetting(read=lambda: signal.getsignal(number), restore=restore)
+
+
+def _flushes_denormals() -> bool:
+    """Whether numbers that are too small for a normal exponent become 0; torch does not tell."""
+    smallest = torch.tensor(5e-324, dtype=torch.float64, device="cpu")
+    return not (smallest * 1.0).item()
+
+
+def _read_matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # one of `_precision_owners` was given another
+        return "mixed"
+
+
+def _precision_owners() -> list[Any]:
+    """What has a precision of float32 of its own in torch 2.9 and later, the whole before parts."""
+    backends = torch.backends
+    owners = [backends, backends.cuda.matmul, backends.cudnn, backends.mkldnn]
+    for library in (backends.cudnn, backends.mkldnn):
+        owners += [getattr(library, name, None) for name in ("matmul", "conv", "rnn")]
+    return [owner for owner in owners if hasattr(owner, "fp32_precision")]
+
+
+def _read_precisions() -> list[str]:
+    return [owner.fp32_precision for owner in _precision_owners()]
+
+
+def _set_precisions(precisions: list[str]) -> None:
+    for owner, precision in zip(_precision_owners(), precisions, strict=True):
+        owner.fp32_precision = precision
+
+
 _SETTINGS = {
     "torch's gradient mode": ProcessSetting(torch.is_grad_enabled, torch.set_grad_enabled),
     "torch's default dtype": ProcessSetting(torch.get_default_dtype, torch.set_default_dtype),
@@ -90,9 +136,22 @@ _SETTINGS = {
         torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
     ),
     "torch's matmul precision": ProcessSetting(
-        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+        _read_matmul_precision, torch.set_float32_matmul_precision
     ),
     "torch's number of threads": ProcessSetting(torch.get_num_threads, torch.set_num_threads),
+    "torch's precision of float32": ProcessSetting(_read_precisions, _set_precisions),
+    "torch's treatment of denormals": ProcessSetting(_flushes_denormals, torch.set_flush_denormal),
+    "torch's anomaly mode": ProcessSetting(
+        torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly
+    ),
+    **{
+        f"torch's {kind} attention": ProcessSetting(
+            getattr(torch.backends.cuda, f"{kind}_sdp_enabled"),
+            getattr(torch.backends.cuda, f"enable_{kind}_sdp"),
+        )
+        for kind in ("flash", "mem_efficient", "math")
+    },
+    "cuDNN's switch": _flag(torch.backends.cudnn, "enabled"),
     "cuDNN's benchmark mode": _flag(torch.backends.cudnn, "benchmark"),
     "cuDNN's deterministic mode": _flag(torch.backends.cudnn, "deterministic"),
     "oneDNN's switch": _flag(torch.backends.mkldnn, "enabled"),
@@ -101,6 +160,8 @@ _SETTINGS = {
         for descriptor, name in enumerate(("stdin", "stdout", "stderr"))
     },
     "the current folder": ProcessSetting(os.getcwd, os.chdir),
+    "NumPy's treatment of errors": ProcessSetting(np.geterr, lambda how: np.seterr(**how)),
+    **{f"the handler of {name}": _handler(name) for name in ("SIGINT", "SIGTERM")},
 }
 
 

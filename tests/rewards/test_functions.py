@@ -2,11 +2,13 @@
 
 import asyncio
 import io
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -174,6 +176,11 @@ def test_function_with_side_effects_is_refused(
         ("changes_the_precision", "torch's matmul precision"),
         ("changes_the_threads", "torch's number of threads"),
         ("changes_cudnn", "cuDNN's benchmark mode"),
+        ("turns_flash_attention_off", "torch's flash attention"),
+        ("turns_denormals_to_zero", "torch's treatment of denormals"),
+        ("looks_for_anomalies", "torch's anomaly mode"),
+        ("raises_numpys_errors", "NumPy's treatment of errors"),
+        ("ignores_sigterm", "the handler of SIGTERM"),
         ("replaces_the_output", "sys.stdout"),
         ("closes_the_output", "sys.stdout"),
     ],
@@ -199,6 +206,11 @@ def process_settings() -> tuple[Any, ...]:
         torch.get_float32_matmul_precision(),
         torch.get_num_threads(),
         torch.backends.cudnn.benchmark,
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.is_anomaly_enabled(),
+        np.geterr(),
+        signal.getsignal(signal.SIGTERM),
+        (torch.tensor([5e-324], dtype=torch.float64) * 1).item(),
         sys.stdout,
     )
 

@@ -4,6 +4,7 @@ import asyncio
 import io
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable
 from threading import Event
@@ -71,6 +72,11 @@ changes_the_folder = _does(lambda *_: os.chdir("/"))
 changes_the_dtype = _does(lambda *_: torch.set_default_dtype(torch.float64))
 changes_the_device = _does(lambda *_: torch.set_default_device("meta"))
 leaves_autocast_on = _does(lambda *_: torch.autocast("cpu", torch.bfloat16).__enter__())
+turns_flash_attention_off = _does(lambda *_: torch.backends.cuda.enable_flash_sdp(False))
+turns_denormals_to_zero = _does(lambda *_: torch.set_flush_denormal(True))
+looks_for_anomalies = _does(lambda *_: torch.autograd.set_detect_anomaly(True))
+raises_numpys_errors = _does(lambda *_: np.seterr(all="raise"))
+ignores_sigterm = _does(lambda *_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
 changes_autocast_on_gpus = _does(lambda *_: torch.set_autocast_dtype("cuda", torch.bfloat16))
 becomes_deterministic = _does(lambda *_: torch.use_deterministic_algorithms(True, warn_only=True))
 changes_the_precision = _does(lambda *_: torch.set_float32_matmul_precision("medium"))
