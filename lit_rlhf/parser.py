@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import ArgumentParser, Namespace, _stubs_resolver, set_loader
 
-from lit_callbacks.files import check_file
+from lit_callbacks.files import check_file, find_repeated
 from lit_rlhf.imports import current_folder, import_class_module
 from lit_rlhf.suggestions import did_you_mean, find_nearest
 from lit_rlhf.terminal import one_line
-from lit_rlhf.yaml_loading import MAX_BYTES, keep_other_bases_as_text, load_yaml
+from lit_rlhf.yaml_loading import MAX_BYTES, load_yaml, strict_flags
 
 _MODE = "lit_rlhf"  # the name of the loader among jsonargparse's
 
@@ -86,7 +86,7 @@ class CommandParser(ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         try:
             # parsing a file changes to its folder
-            with current_folder(os.getcwd()), keep_other_bases_as_text():
+            with current_folder(os.getcwd()), strict_flags():
                 return super().parse_args(words, *others, **options)
         except UsageError as error:
             place = f"{error.file}: " if error.file else ""
@@ -131,6 +131,8 @@ class CommandParser(ArgumentParser):
             loaded = {}  # jsonargparse says what is wrong with it
         groups = {option.rpartition(".")[0] for option in self.known_options()} - {""}
         _check_groups(loaded, groups)
+        if twice := find_repeated(_option_names(loaded)):
+            raise UsageError(f"expected each option once, got {twice} by two spellings of its name")
         parsed: Namespace = super().parse_string(content, *others, **options)
         return parsed
 
@@ -207,6 +209,15 @@ def _check_groups(loaded: object, groups: Collection[str], name: str = "") -> No
         # a text may be the path of a file with the options of the group
         if is_group and not isinstance(value, str):
             _check_groups(value, groups, path)
+
+
+def _option_names(loaded: object, name: str = "") -> Iterator[str]:
+    """Dotted names of the options in a configuration: a key may be such a name itself."""
+    if isinstance(loaded, Mapping) and loaded:
+        for key, value in loaded.items():
+            yield from _option_names(value, f"{name}.{key}" if name else str(key))
+    else:
+        yield name.replace(".init_args", "")
 
 
 def load_value(text: str) -> Any:  # noqa: ANN401  # whatever the text holds

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentError, ArgumentParser
 
 from lit_callbacks import yaml_reading
 from lit_callbacks.yaml_reading import MAX_BYTES, load_yaml, read_yaml
-from lit_rlhf.yaml_loading import keep_other_bases_as_text
+from lit_rlhf.yaml_loading import strict_flags
 from tests.support.hostile_yaml import BOMB
 
 
@@ -77,7 +77,7 @@ def test_largest_number_of_values_counts_what_aliases_stand_for(
 def test_a_flag_of_a_number_is_no_time_inside_the_block_alone() -> None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--size", type=int | str)
-    with keep_other_bases_as_text():
+    with strict_flags():
         assert parser.parse_args(["--size", "1:30"]).size == "1:30"
         assert parser.parse_args(["--size", "12"]).size == 12
         assert parser.parse_args(["--size", "010"]).size in ("010", 10)
@@ -102,3 +102,13 @@ def test_file_of_anybody_is_read_as_far_as_the_limits_allow(tmp_path: Path) -> N
     os.mkfifo(file)
     with pytest.raises(ValueError, match=r"a\.yaml: expected a file"):
         read_yaml(file)
+
+
+@pytest.mark.parametrize(
+    "text", ["&a [*a]", BOMB, "{a: 1, a: 2}", "[" * 60 + "]" * 60, "[" * 100_000]
+)
+def test_a_flag_has_nothing_that_a_configuration_may_not_have(text: str) -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--size", type=int | list[int] | dict[str, int])
+    with strict_flags(), pytest.raises(ArgumentError):
+        parser.parse_args(["--size", text])

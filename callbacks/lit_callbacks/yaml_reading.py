@@ -96,9 +96,28 @@ def load_yaml(text: str) -> Any:  # noqa: ANN401  # whatever the document holds
         if node is None:
             return None
         _check(node, {}, set())
+        _check_bases(node, set())
         return loader.construct_document(node)
     except ValueError as error:  # an integer of more digits than Python converts
         raise yaml.YAMLError(str(error)) from error
+    finally:
+        loader.dispose()
+
+
+def check_yaml(text: str) -> None:
+    """Refuse what this module refuses, except for numbers to other bases, which may be text.
+
+    Args:
+        text: The document.
+
+    Raises:
+        yaml.YAMLError: If it is no YAML, or has something that this module refuses.
+    """
+    _check_events(text)
+    loader = StrictLoader(text)
+    try:
+        if (node := loader.get_single_node()) is not None:
+            _check(node, {}, set())
     finally:
         loader.dispose()
 
@@ -140,20 +159,9 @@ def _check(node: yaml.Node, sizes: dict[int, int], above: set[int]) -> int:
         return known
     if id(node) in above:
         raise _refusal(node, "expected a value, got an alias of what contains it")
-    if isinstance(node, yaml.ScalarNode):
-        for base, pattern in ((8, _BASE_8), (60, _BASE_60)):
-            if not node.style and pattern.fullmatch(node.value):  # plain, without quotes
-                raise _refusal(
-                    node,
-                    f"expected a number or text in quotes, got {node.value:.40}, which YAML reads "
-                    f"to the base {base}",
-                )
-        children: list[yaml.Node] = []
-    elif isinstance(node, yaml.MappingNode):
+    if isinstance(node, yaml.MappingNode):
         _check_keys(node)
-        children = [part for pair in node.value for part in pair]
-    else:
-        children = list(node.value)
+    children = _children(node)
     inside = above | {id(node)} if children else above
     size = 1
     for child in children:
@@ -162,6 +170,35 @@ def _check(node: yaml.Node, sizes: dict[int, int], above: set[int]) -> int:
             raise _refusal(node, f"expected at most {MAX_VALUES} values, aliases resolved")
     sizes[id(node)] = size
     return size
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    """The nodes in a node: keys and values of a mapping, items of a list."""
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return [] if isinstance(node, yaml.ScalarNode) else list(node.value)
+
+
+def _check_bases(node: yaml.Node, checked: set[int]) -> None:
+    """Refuse plain numbers to the bases 8 and 60.
+
+    Args:
+        node: A node that `_check` has taken.
+        checked: Identities of the nodes that have been checked.
+    """
+    if id(node) in checked:
+        return
+    checked.add(id(node))
+    for base, pattern in ((8, _BASE_8), (60, _BASE_60)):
+        is_plain = isinstance(node, yaml.ScalarNode) and not node.style  # without quotes
+        if is_plain and pattern.fullmatch(node.value):
+            raise _refusal(
+                node,
+                f"expected a number or text in quotes, got {node.value:.40}, which YAML reads to "
+                f"the base {base}",
+            )
+    for child in _children(node):
+        _check_bases(child, checked)
 
 
 def _check_keys(node: yaml.MappingNode) -> None:

@@ -51,7 +51,7 @@ from lit_rlhf.rewards.rules import (
 from lit_rlhf.rewards.scores import Scores, Votes
 from lit_rlhf.rollout import RolloutBatch, decode_responses
 from lit_rlhf.stats import RunningMoments, fail_together, global_sum
-from lit_rlhf.yaml_loading import keep_other_bases_as_text
+from lit_rlhf.yaml_loading import strict_flags
 
 RewardObject = Any
 """A callable or a loaded reward model. jsonargparse could not parse a type that says so."""
@@ -581,7 +581,7 @@ def _build_rule(name: str, arguments: dict[str, Any], place: str) -> Callable[..
     parser = ArgumentParser(exit_on_error=False)
     accepted = parser.add_class_arguments(RULES[name])
     try:
-        with keep_other_bases_as_text():
+        with strict_flags():
             parsed = parser.parse_object(arguments)
         rule: Callable[..., Any] = RULES[name](**parsed.as_dict())
     except (ArgumentError, ValueError) as error:
