@@ -16,7 +16,7 @@ from lit_callbacks.charts import FIGURE_COLORS, FIGURE_STYLE
 from lit_callbacks.charts import figure_colors as figure_colors
 
 COLORS = FIGURE_COLORS
-STYLE = FIGURE_STYLE
+STYLE = FIGURE_STYLE | {"text.parse_math": True}  # the numbers on axes of powers of ten
 TITLES = {
     "score": "reward model's score, above SFT's",
     "gold": "gold reward",

@@ -95,3 +95,24 @@ def test_control_characters_are_shown() -> None:
     assert printable(text) == shown
     assert one_line(f" {text}\n") == shown.replace("\n", " ").replace("\t", " ")
     assert one_line("x" * 10**6) == "x" * 4000 + " ..."
+
+
+QUOTES = """
+import logging, sys, warnings
+from lit_rlhf.terminal import print_line, show_control_characters
+show_control_characters()
+logging.basicConfig(stream=sys.stderr)
+print_line("a\\x1b[31m\\nb\\u202e")
+logging.getLogger("a").warning("of %s", "c\\x1b[2J")
+warnings.warn("d\\x9b", stacklevel=1)
+"""
+"""Quotes names of other people, in each of the ways in which a command can."""
+
+
+def test_control_characters_are_shown_in_lines_logs_and_warnings() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", QUOTES], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "a\\x1b[31m\\nb\\u202e\n"
+    assert "WARNING:a:of c\\x1b[2J\n" in done.stderr
+    assert "UserWarning: d\\x9b\n" in done.stderr

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from lit_callbacks.monitors import Level
+from lit_callbacks.streams import check_output, outlive_terminal
 from lit_callbacks.words import end_with_error
 
 TROUBLED = 1
 """Exit status if a run collapsed."""
 ERROR = 2
 """Exit status after an error, for instance of a log that cannot be read."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, like a shell's."""
 USAGE = """usage: lit-callbacks COMMAND ...
 
   watch LOG...       judge logs for a collapse, afterwards or while they are written
@@ -29,23 +31,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: The arguments, without the program's name. Default: the process's.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
+    outlive_terminal()
     try:
-        try:
-            _run(list(sys.argv[1:] if argv is None else argv))
-        finally:
-            if sys.stdout is not None:  # closed by whoever started the program
-                sys.stdout.flush()
-    except OSError as error:  # of the output: commands tell of others themselves
-        # the interpreter would try to write it again when it ends
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
-        if not isinstance(error, BrokenPipeError):  # somebody reads it
-            print(f"lit-callbacks: the output could not be written: {error}", file=sys.stderr)
-            raise SystemExit(ERROR) from error
+        _run(words)
+    except KeyboardInterrupt as interrupt:
+        print("\nlit-callbacks: interrupted", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from interrupt
+    finally:
+        check_output(ERROR, "lit-callbacks")
 
 
-def _run(words: Sequence[str]) -> None:
+def _run(words: list[str]) -> None:
     """Run the command that the first word names."""
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)

@@ -70,6 +70,7 @@ FIGURE_STYLE: dict[Any, Any] = {  # Any: older stubs of matplotlib type the keys
     "axes.titlesize": 10,
     "axes.labelsize": 9,
     "legend.frameon": False,
+    "text.parse_math": False,  # a $ in the name of a run or metric is one
 }
 """Settings of matplotlib for a figure."""
 FIGURE_DPI = 160

@@ -129,7 +129,8 @@ def read_samples(path: Path) -> list[dict[str, Any]]:
                 sample.pop(key, None)
             elif not isinstance(value, bool):
                 sample[key] = parse_number(value)
-            if key in sample and sample[key] is None:
+            number = sample.get(key, 0.0)
+            if number is None or (key != "score" and not math.isfinite(number)):
                 raise content_error(path, place, expected=f"a number as {key}", got=value)
         samples.append(sample)
     return samples

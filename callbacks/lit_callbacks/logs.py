@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -20,7 +21,7 @@ from lit_callbacks.runs import EmptyLogError, Run, find_logs, read_run
 from lit_callbacks.signals import Preset
 from lit_callbacks.verdict import Verdict
 from lit_callbacks.watch import Watch
-from lit_callbacks.words import printable_line
+from lit_callbacks.words import check_seconds, printable_line
 
 
 class JudgedStep(NamedTuple):
@@ -409,8 +410,7 @@ def watch_logs(
     Returns:
         The highest level of each log.
     """
-    if not follow >= 0:
-        raise ValueError(f"follow: expected at least 0 seconds, got {follow}")
+    check_seconds("follow", follow)
     _check_names(names or {})
     runs = _split_folders(logs)
     healthy = _split_folders(healthy)
@@ -450,6 +450,8 @@ def watch_logs(
             watched_logs.remove(watched)
         if not follow:
             _check_names_are_logged(names or {}, logged_names)
+            break
+        if getattr(sys.stdout, "is_dropped", False):  # its reader has gone, as `head` does
             break
         try:
             time.sleep(follow)

@@ -57,6 +57,8 @@ _KINDS = ("*.wandb", _STATE, "*.jsonl", "*.csv", "*.tsv", "*.log", "*.out")
 SAMPLES_FILE = "samples.jsonl"
 """File beside a log with the responses of a `SampleTimeline`."""
 
+_LATEST = 253_000_000_000.0
+"""Seconds from 1970 to a time in the year 9987; Python's calendar ends with 9999."""
 _HEAD = re.compile(r"\*\*([\w ]+)\*\* at (?:\w+ )?\S+")
 _LEVELS = {level.word: level for level in Level}
 
@@ -200,6 +202,7 @@ def read_run(name: str, log: str | Path) -> Run:
         EmptyLogError: If the log has no numbers yet.
     """
     read = _read_log(Path(log))
+    _check_times(log, read)
     curves = {key: _build_curve(points) for key, points in sorted(read.scalars.items())}
     if not curves:
         raise EmptyLogError(f"runs: expected a run with scalars, got {log} without any")
@@ -399,6 +402,15 @@ def _read_log(path: Path) -> _Log:
     return _merge_exports(path, [_read_records(file) for file in log.files])
 
 
+def _check_times(log: str | Path, read: _Log) -> None:
+    """Refuse times that no calendar has."""
+    times = [point.time for points in read.scalars.values() for point in points]
+    times += [text.time for texts in read.texts.values() for text in texts]
+    for time in times:
+        if not abs(time) < _LATEST:  # NaN, too
+            raise ValueError(f"{log}: expected times before the year 9999, got {time} seconds")
+
+
 def _merge_exports(path: Path, logs: Sequence[_Log]) -> _Log:
     """Merge what the exports of one run have; a single log stays as it is."""
     scalars: dict[str, list[Point]] = {}
@@ -463,6 +475,7 @@ def _read_event_file(folder: Path, log: Any) -> _Log:  # noqa: ANN401  # tensorb
                 text=event.tensor_proto.string_val[0].decode("utf-8", "replace"),
             )
             for event in events
+            if event.tensor_proto.string_val  # another program may have other values there
         ]
     return _Log(folder, scalars, texts, unread={})
 

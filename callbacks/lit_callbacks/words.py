@@ -25,6 +25,9 @@ def hide_passwords(text: str) -> str:
     return _CREDENTIALS.sub(r"\1***@", text)
 
 
+_LONGEST_PAUSE = 7 * 24 * 3600
+
+
 def printable(text: str) -> str:
     r"""Make text of other people's printable: a control character is shown as `\x1b`.
 
@@ -47,6 +50,18 @@ def printable_line(text: str) -> str:
         'folder\\nof runs'
     """
     return printable(text).replace("\t", r"\t").replace("\n", r"\n")
+
+
+def check_seconds(name: str, seconds: float) -> float:
+    """Refuse a pause between two looks that is no time, and return it.
+
+    Args:
+        name: Option that names it.
+        seconds: The pause; 0 for a single look.
+    """
+    if not 0 <= seconds <= _LONGEST_PAUSE:
+        raise ValueError(f"{name}: expected 0 to {_LONGEST_PAUSE} seconds, got {seconds}")
+    return seconds
 
 
 def end_with_error(parser: ArgumentParser, error: Exception) -> NoReturn:

@@ -17,7 +17,14 @@ from lit_rlhf import __version__
 from lit_rlhf.cli.registry import COMMANDS, CONFIGURED, STAGES, WITHOUT_MODELS, module_of
 from lit_rlhf.environment import hide_loading_notes, set_environment
 from lit_rlhf.suggestions import did_you_mean
-from lit_rlhf.terminal import check_output, fold, help_text, one_line, outlive_terminal
+from lit_rlhf.terminal import (
+    check_output,
+    fold,
+    help_text,
+    one_line,
+    outlive_terminal,
+    show_control_characters,
+)
 
 _HINTS = {
     "chat": "lit_rlhf generate --models FOLDER --chat",
@@ -38,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     outlive_terminal()
+    if argv is None:
+        show_control_characters()
     if sys.flags.optimize > 1:
         _refuse(
             "lit_rlhf: expected docstrings, of which options and their help are made, got python "

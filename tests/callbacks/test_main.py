@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -110,3 +112,34 @@ def test_error_is_one_line_without_control_characters(
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith(f"lit-callbacks {command}: error: ") for line in lines)
     assert not any("\x1b" in line for line in lines)
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "-1"])
+def test_pause_that_is_no_time_is_refused(tmp_path: Path, capsys: Any, seconds: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["watch", write_log(tmp_path / "calm.jsonl", 0), f"--follow={seconds}"])
+    assert "follow: expected 0 to 604800 seconds" in capsys.readouterr().err
+
+
+def test_interruption_is_told_in_one_line(tmp_path: Path, capsys: Any) -> None:
+    log = write_log(tmp_path / "calm.jsonl", 0)
+    with (
+        patch("lit_callbacks.logs.read_run", side_effect=KeyboardInterrupt),
+        pytest.raises(SystemExit, match="130"),
+    ):
+        main(["watch", log])
+    assert capsys.readouterr().err == "\nlit-callbacks: interrupted\n"
+
+
+def test_watch_ends_when_nobody_reads_it_any_more(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "calm.jsonl", 3)
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "lit_callbacks", "watch", log, "--follow", "0.01"]
+    with subprocess.Popen(words, stdout=writer, stderr=subprocess.PIPE) as command:
+        os.close(writer)
+        # a further step, at which it has something to say
+        write_log(tmp_path / "calm.jsonl", 6)
+        assert command.wait() == 1
+        assert command.stderr is not None
+        assert command.stderr.read() == b""

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from torch.utils.tensorboard import SummaryWriter
 
 from lit_callbacks import read_log, read_logged_steps, read_run
@@ -246,6 +248,24 @@ def test_event_file_is_read_up_to_a_damaged_record(tmp_path: Path) -> None:
     points = read_run("run", folder).curves["kl"].points
     assert [point.step for point in points] == list(range(1, len(points) + 1))
     assert 40 < len(points) < 60
+
+
+@pytest.mark.parametrize("time", [float("inf"), float("nan"), 1e18, -1e18])
+def test_time_of_no_calendar_is_refused(tmp_path: Path, time: float) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        writer.add_scalar("kl", 0.1, 1, walltime=time)
+    with pytest.raises(ValueError, match=r"expected times before the year 9999, got -?\w+"):
+        read_run("run", tmp_path)
+
+
+def test_verdict_that_is_no_text_is_left_out(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        writer.add_scalar("kl", 0.1, 1)
+        numbers = TensorProto(dtype=1, float_val=[1.0])
+        plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        value = Summary.Value(tag="monitor/verdict/text_summary", tensor=numbers, metadata=plugin)
+        writer._get_file_writer().add_summary(Summary(value=[value]), 1)
+    assert read_run("run", tmp_path).verdicts == []
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")

@@ -30,7 +30,7 @@ from lit_callbacks.report.reading import (
 from lit_callbacks.report.table import ending, ending_rows, runs_table
 from lit_callbacks.runs import Run, name_runs
 from lit_callbacks.verdict import advise
-from lit_callbacks.words import end_with_error, format_number, printable_line
+from lit_callbacks.words import check_seconds, end_with_error, format_number, printable_line
 
 _PAGE_BEGIN = b"<!doctype html>"
 _SIGNS = {Level.DATA_CHANGED: "◆", Level.HEALTHY: "●", Level.SUSPICIOUS: "▲", Level.COLLAPSED: "■"}
@@ -132,7 +132,8 @@ def _render_runs(
 def render_page(package: str, template: str, **context: object) -> str:
     """Render a template, in the folder `templates` of a package, that extends our `base.html`.
 
-    Everything that it inserts is escaped, except for charts.
+    Everything that it inserts is escaped, except for charts. Halves of surrogate pairs, which UTF-8
+    cannot encode, are shown as in JSON.
     """
     packages = dict.fromkeys((package, "lit_callbacks.report"))
     environment = Environment(
@@ -142,7 +143,8 @@ def render_page(package: str, template: str, **context: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render(context)
+    page = environment.get_template(template).render(context)
+    return page.encode(errors="backslashreplace").decode()
 
 
 class StepRange(NamedTuple):
@@ -195,6 +197,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
     options = parser.parse_args(argv)
     is_over = not options.watch
     try:
+        check_seconds("watch", options.watch)
         path = Path(check_output_path("output", options.output))
         while True:
             parsed = _parse_runs(options.runs)
@@ -207,10 +210,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m lit_callbacks
                 groups=parsed.groups,
                 refresh=0 if is_over else options.watch,
             )
-            if is_over:
+            if is_over or getattr(sys.stdout, "is_dropped", False):  # its reader has gone
                 break
             try:
-                print(f"{datetime.now():%H:%M:%S} {path}", flush=True)
+                print(printable_line(f"{datetime.now():%H:%M:%S} {path}"), flush=True)
                 time.sleep(options.watch)
             except KeyboardInterrupt:
                 is_over = True

@@ -131,6 +131,21 @@ def test_texts_are_escaped(tmp_path: Path) -> None:
     assert page.root.one("tbody").one("li").text == nasty  # the action
 
 
+def test_halves_of_surrogate_pairs_are_shown(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", {"toy/a": [1.0]})
+    write_samples(run, [{"step": 1, "prompt": "a\ud800", "response": "b\udfff"}])
+    page = Page(write_report({"run\udcff": run}, tmp_path / "report.html"))
+    assert page.title == "run\\udcff"
+    assert "b\\udfff" in page.root.one(css="responses").text
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "-1"])
+def test_pause_that_is_no_time_is_refused(calm: str, seconds: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([calm, f"--watch={seconds}"])
+    assert "watch: expected 0 to 604800 seconds" in capsys.readouterr().err
+
+
 def test_table_of_verdicts_without_actions_has_no_column_for_them(tmp_path: Path) -> None:
     texts = {1: "**suspicious** at step 1\n\nKL 3 is above 2, length 9 is above 8"}
     run = write_run(tmp_path / "run", {"toy/a": [1.0], "monitor/level": [1]}, texts)
@@ -418,6 +433,13 @@ def test_page_tells_the_gain_or_why_there_is_none(tmp_path: Path, calm: str) -> 
     numbers = {row.children[0].text: [cell.text for cell in row.children[1:]] for row in rows[1:]}
     assert numbers["length"] == ["3.5", "4.5", "1"]
     assert numbers["all"][-1] == "1"
+
+
+@pytest.mark.parametrize("field", ['"length": 1e300', '"length": NaN', '"truncated": Infinity'])
+def test_length_that_is_no_number_is_named(tmp_path: Path, calm: str, field: str) -> None:
+    Path(calm, "samples.jsonl").write_text(f'{{"step": 1, "response": "a", {field}}}\n')
+    with pytest.raises(ValueError, match=r"samples.jsonl:1: expected a number as (length|trunc)"):
+        report(tmp_path, calm)
 
 
 @pytest.mark.parametrize("line", ["precious", "[]"])

@@ -113,3 +113,10 @@ def test_kl_figure_draws_scores_and_intervals_over_the_square_root_of_the_kl() -
     assert axes.texts[0].get_text() == "4"
     assert math.isclose(axes.texts[0].xy[0], 2.0)  # type: ignore[attr-defined]
     assert axes.get_legend_handles_labels()[1] == ["sft", "ppo", "best of n"]
+
+
+def test_name_with_signs_of_formulas_is_drawn_as_it_is(tmp_path: Path) -> None:
+    name = "a$\\frac$b"
+    figure = outcome_figure([HeadToHeads(judge=name, outcomes={name: PPO_MAX})], name)
+    assert save_figure(figure, tmp_path / "a.png").stat().st_size > 0
+    assert figure.axes[0].get_title(loc="left") == name
