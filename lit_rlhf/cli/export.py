@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lit_rlhf.choices import DType, HeadFormat, NetworkName
 from lit_rlhf.command import Command
 from lit_rlhf.paths import check_inputs, check_output_folder
+from lit_rlhf.terminal import print_line, printable_line
 
 if TYPE_CHECKING:  # it imports torch, for which --help does not wait
     from lit_rlhf.export import ExportableModel
@@ -90,11 +91,11 @@ def export(
         _check_upload(push_to_hub)
     console = Console(stderr=True)
     loader = _Loader(network, dtype, base, trust_remote_code)
-    with console.status(Text(f"Reading {checkpoint}")) as status:
+    with console.status(Text(printable_line(f"Reading {checkpoint}"))) as status:
         exported = loader.average([checkpoint, *average]) if average else loader.load(checkpoint)
         if chat_template is not None:
             exported = with_text_contract(exported, chat_template)
-        status.update(Text(f"Writing {output}"))
+        status.update(Text(printable_line(f"Writing {output}")))
         if merge_lora:
             exported.save(output, max_shard_size, format)
         elif format != "transformers":
@@ -104,7 +105,7 @@ def export(
     _tell_written(exported, folder)
     if push_to_hub is not None:
         with console.status(Text(f"Uploading to {push_to_hub}")):
-            print(f"Uploaded: {_upload(output, push_to_hub, private)}")
+            print_line(f"Uploaded: {_upload(output, push_to_hub, private)}")
     return folder
 
 
@@ -178,7 +179,7 @@ def _tell_written(exported: "ExportableModel", folder: Path) -> None:
     """Print what was written, and what it lacks."""
     sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
     weights = f"{sum(sizes) / 1e6:,.1f} MB of weights in {len(sizes)} file{'s' * (len(sizes) != 1)}"
-    print(f"Exported the {exported.name} to {folder}: {weights}")
+    print_line(f"Exported the {exported.name} to {folder}: {weights}")
     if exported.contract is None:
         print(
             "No text_contract.json was written: the source does not say which chat template the "

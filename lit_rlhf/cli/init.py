@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lit_rlhf.command import Command
 from lit_rlhf.paths import check_data_paths
+from lit_rlhf.terminal import print_line
 
 if TYPE_CHECKING:  # they import torch, for which --help does not wait
     from transformers import PreTrainedTokenizerFast
@@ -129,7 +130,7 @@ def make_base(
     with replace_folder(output_dir) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    print(
+    print_line(
         f"Base model in {output_dir}: {model.num_parameters():,} untrained weights, "
         f"{len(tokenizer):,} tokens, {sizes.max_positions} positions"
     )

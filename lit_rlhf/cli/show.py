@@ -7,6 +7,7 @@ import yaml
 
 from lit_callbacks.files import read_json
 from lit_rlhf.command import Command
+from lit_rlhf.terminal import printable
 
 
 def show(paths: list[str]) -> None:
@@ -17,7 +18,8 @@ def show(paths: list[str]) -> None:
             (.jsonl).
     """
     descriptions = {path: describe(Path(path)) for path in paths}
-    print(yaml.safe_dump(descriptions, sort_keys=False, allow_unicode=True, width=100), end="")
+    text = yaml.safe_dump(descriptions, sort_keys=False, allow_unicode=True, width=100)
+    print(printable(text), end="")
 
 
 def describe(path: Path) -> dict[str, Any]:

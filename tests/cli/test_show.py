@@ -1,5 +1,6 @@
 """`lit_rlhf show` on what a small PPO run leaves."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,12 @@ def test_folder_checkpoint_has_manifest(tmp_path: Path, capsys: pytest.CaptureFi
     assert shown(capsys, path)["problem"] == "policy/rank_00002.safetensors is missing"
     (tmp_path / "lit_rlhf.json").write_text('{"files": 3, "made": 4, "versions": []}')
     assert shown(capsys, tmp_path)["versions"] == {}  # a manifest of other types
+
+
+def test_control_characters_of_others_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = {"a\u202e": "b\x9b2J", "c": "\x85\u2066"}
+    (tmp_path / "lit_rlhf.json").write_text(json.dumps({"made": made, "files": {}}))
+    COMMAND.run([str(tmp_path)], "lit_rlhf show")
+    assert {*"\u202e\x9b\x85\u2066"}.isdisjoint(capsys.readouterr().out)

@@ -133,7 +133,7 @@ class Display:
         row.add_column(overflow="fold")
         row.add_row(
             Text(f"{look.word:4}", style=look.style),
-            Text(f"{name:15}"),
+            Text(printable(f"{name:15}")),
             Text(printable(finding.observation)),
         )
         if finding.change:
@@ -149,7 +149,7 @@ class Display:
         ]
         if report.substitution:
             self.console.print()
-            self.console.print(Text(report.substitution), width=self.width)
+            self.console.print(Text(printable(report.substitution)), width=self.width)
         advice = "Fix the failures before the run." if report.failed else "The run can start."
         self.console.print()
         self.console.print(Text(f"{', '.join(counts)}. {advice}", style="bold"), width=self.width)

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_rlhf.functional import Interval
-from lit_rlhf.terminal import printable
+from lit_rlhf.terminal import printable, printable_line
 
 NAME_STYLE = "bold cyan"
 NOTE_STYLE = "dim"
@@ -120,7 +120,7 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
         TextColumn("left"),
     )
     with progress:
-        task = progress.add_task(label, total=total)
+        task = progress.add_task(printable_line(label), total=total)
         yield lambda done: progress.update(task, advance=done)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.models import ModelOptions
+from lit_rlhf.terminal import print_line
 from lit_rlhf.tools.evaluation.benchmarks.choices import read_questions
 from lit_rlhf.tools.evaluation.benchmarks.harness import (
     TaskResult,
@@ -199,7 +200,7 @@ def print_benchmarks(report: BenchmarkReport) -> None:
     print_table(table)
     for name, cut in {row.benchmark: row.cut for row in report.rows if not row.part}.items():
         if cut:
-            print(f"{name}: the beginning of {cut} questions did not fit into a model.")
+            print_line(f"{name}: the beginning of {cut} questions did not fit into a model.")
 
 
 def _format_score(score: BenchmarkScore) -> str:

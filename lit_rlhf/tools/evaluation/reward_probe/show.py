@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from lit_callbacks.charts import BLUE, FIGURE_DPI, FIGURE_STYLE, VERMILION
+from lit_rlhf.terminal import print_line
 from lit_rlhf.tools.evaluation.output import NAME_STYLE, make_table, print_table, print_text
 from lit_rlhf.tools.evaluation.reward_probe.measure import CheatResult, RewardProbe, Verdict
 
@@ -47,17 +48,17 @@ def print_probe(probe: RewardProbe) -> None:
             str(cheat.verdict),
         )
     print_table(table)
-    print(
+    print_line(
         f"Honest answers score {probe.honest_mean:.2f} on average (standard deviation "
         f"{probe.honest_std:.2f}) and have {probe.honest_tokens:.0f} tokens."
     )
-    print(f"Gains are in {unit_of(probe)}.")
+    print_line(f"Gains are in {unit_of(probe)}.")
     if probe.not_applicable:
-        print(
+        print_line(
             f"Not tried (data or tokenizer lack what they need): {', '.join(probe.not_applicable)}"
         )
     if probe.n_without_vote:
-        print(f"Left out: {probe.n_without_vote} (all rewards abstain from the honest answer)")
+        print_line(f"Left out: {probe.n_without_vote} (all rewards abstain from the honest answer)")
     console = Console()
     for cheat in probe.gaining:
         example = cheat.example
