@@ -12,7 +12,7 @@ from docstring_parser import parse
 from lit_rlhf.checks import check_seed
 from lit_rlhf.errors import end_with_message
 from lit_rlhf.parser import CommandParser
-from lit_rlhf.paths import check_output_path
+from lit_rlhf.paths import check_output_path, check_written_folder
 from lit_rlhf.suggestions import did_you_mean
 from lit_rlhf.terminal import check_output, fold
 
@@ -34,6 +34,8 @@ class Command:
             command's.
         writes: Parameters that name the files and folders that the command writes. No other command
             or run may write there at the same time.
+        folders: Those of `writes` that are folders, into which files are written.
+        streams: Those of `writes` that may be `-`, standard output.
         error_status: Exit status after an error.
     """
 
@@ -44,6 +46,8 @@ class Command:
     first: str = ""
     then: Callable[[Any], Any] | None = None
     writes: Sequence[str] = ()
+    folders: Sequence[str] = ()
+    streams: Sequence[str] = ()
     error_status: int = 1
 
     @property
@@ -141,8 +145,11 @@ class Command:
         outputs = [
             check_output_path(name, arguments[name])
             for name in self.writes
-            if arguments[name] not in (None, "-")  # - is standard output
+            if arguments[name] is not None and not (name in self.streams and arguments[name] == "-")
         ]
+        for name in self.folders:
+            if arguments[name] is not None:
+                check_written_folder(name, arguments[name])
         if not outputs:
             return nullcontext()
         from lit_rlhf.files import lock_outputs  # imports what help does not wait for

@@ -123,6 +123,18 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str | None
         reserved_paths.add(file)
 
 
+def check_written_folder(name: str, path: str) -> None:
+    """Refuse what is no folder, or lies below a file, where a command writes files into a folder.
+
+    Args:
+        name: Option that names the folder, for errors.
+        path: The folder, which need not exist.
+    """
+    for place in (Path(path), *Path(path).parents):
+        if place.exists() and not place.is_dir():
+            raise ValueError(f"{name}: expected a folder, got {path}: {place} is a file")
+
+
 def is_or_contains(folder: Path, path: Path) -> bool:
     """Whether a path is a folder or lies in it, links resolved; neither has to exist.
 

@@ -161,7 +161,14 @@ class RemoteClient(AbstractContextManager["RemoteClient"]):
         self._key = key
         headers = _HEADERS | ({"Authorization": f"Bearer {key}"} if key else {})
         limits = httpx2.Limits(max_connections=max_connections)
-        self._client = httpx2.Client(timeout=timeout, limits=limits, headers=headers)
+        try:
+            self._client = httpx2.Client(timeout=timeout, limits=limits, headers=headers)
+        except Exception as error:  # its kinds have no common class, and it may quote a password
+            raise UserError(
+                f"{url.shown}: expected a proxy's URL, http://host:port, in HTTP_PROXY, "
+                "HTTPS_PROXY and ALL_PROXY of the environment, and certificates that can be read "
+                f"in SSL_CERT_FILE, got others ({type(error).__name__})"
+            ) from None
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -254,7 +261,8 @@ class RemoteClient(AbstractContextManager["RemoteClient"]):
             answer = exchange.result()
         except httpx2.TimeoutException as error:
             raise _TransientError(too_late, timed_out=True) from error
-        except httpx2.TransportError as error:
+        # a UnicodeError: a name of a host that cannot be looked up
+        except (httpx2.TransportError, UnicodeError) as error:
             raise _TransientError(f"the connection failed ({error})") from error
         status = answer.status
         if status in (_TIMEOUT, _TOO_MANY_REQUESTS) or status >= 500:

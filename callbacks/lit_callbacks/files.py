@@ -19,6 +19,9 @@ from typing import IO, Any, NamedTuple, TypeVar
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _OF_SHELL = re.compile(r"^~[^/]*|\$[A-Za-z_]\w*|\$\{[^}]*\}")
 """What a shell replaces in a word that is not quoted: a home folder, and variables."""
+_LONGEST_NAME = 220
+"""Most bytes of an output's name. File systems take 255, and the hidden file in which the manifest
+of an output is written has a name that is 33 longer."""
 
 Json = TypeVar("Json", dict[str, Any], list[Any])
 
@@ -42,8 +45,13 @@ def check_output_path(name: str, path: str) -> str:
             f"{name}: expected a path without {part[0]}, which only a shell replaces, got "
             f"{path}{advice}"
         )
-    if not path.strip() or "\0" in path:
+    if not path.strip() or "\0" in path or path == "-":
         raise ValueError(f"{name}: expected a path, got {path!r}")
+    if (length := len(os.fsencode(Path(path).name))) > _LONGEST_NAME:
+        raise ValueError(
+            f"{name}: expected a name of at most {_LONGEST_NAME} bytes, which leaves room for the "
+            f"names of hidden files beside it, got {length} bytes: {path}"
+        )
     return path
 
 
@@ -138,6 +146,16 @@ def read_text(path: str | Path) -> str:
         raise ValueError(
             f"{path}: expected text in UTF-8, got another encoding: {error}"
         ) from error
+
+
+def begins_like(content: bytes, beginning: bytes) -> bool:
+    """Whether some content, which may be cut off, begins as it should.
+
+    Args:
+        content: The content.
+        beginning: What the whole content begins with.
+    """
+    return content[: len(beginning)] == beginning[: len(content)]
 
 
 @contextmanager

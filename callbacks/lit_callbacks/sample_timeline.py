@@ -14,7 +14,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 
-from lit_callbacks.files import append_to, json_lines, parse_json, replace_file, split_lines
+from lit_callbacks.files import (
+    append_to,
+    check_output_path,
+    json_lines,
+    parse_json,
+    replace_file,
+    split_lines,
+)
 from lit_callbacks.output import escape_markdown, log_text, logger_step
 from lit_callbacks.runs import LEVEL_KEY, SAMPLES_FILE
 from lit_callbacks.trainer_attributes import is_dry_run
@@ -70,7 +77,7 @@ class SampleTimeline(Callback):
         self.prompts = load_prompts(prompts, n_prompts)
         self.every_n_batches = every_n_batches
         self.method = method
-        self.file = file
+        self.file = None if file is None else check_output_path("file", file)
         self._sampled: int | None = None  # step of the newest lines
         self._level: float | None = None  # the latest level of a detector
         self._has_trained = False  # a batch in this fit

@@ -10,6 +10,7 @@ import lit_rlhf
 from lit_callbacks.files import write_text
 from lit_rlhf.command import Command
 from lit_rlhf.suggestions import did_you_mean
+from lit_rlhf.terminal import print_line
 
 _PACKAGE = Path(lit_rlhf.__file__).parent
 # A wheel has the configurations inside the package, a checkout beside it.
@@ -39,7 +40,7 @@ def _copy_configs(names: list[str], output_dir: str = "configs", overwrite: bool
         if copy.exists() and not overwrite:
             raise ValueError(f"{copy} exists already; --overwrite replaces it")
     for config, copy in copies.items():
-        print(write_text(copy, config.read_text("utf-8")))
+        print_line(str(write_text(copy, config.read_text("utf-8"))))
 
 
 def _read_summary(config: Path) -> str:
@@ -97,7 +98,8 @@ def _short(name: str) -> str:
     return name.removeprefix("configs/").removesuffix(".yaml")
 
 
+_OUTPUT = ("output_dir",)
 COMMANDS = {
     "list": Command(_list_configs),
-    "copy": Command(_copy_configs, words=("names",), writes=("output_dir",)),
+    "copy": Command(_copy_configs, words=("names",), writes=_OUTPUT, folders=_OUTPUT),
 }

@@ -40,7 +40,7 @@ from lit_rlhf.data import (
 from lit_rlhf.data.formats import detect_format, find_used_fields
 from lit_rlhf.files import delete, write_json_lines, write_text
 from lit_rlhf.models import load_tokenizer, max_positions
-from lit_rlhf.terminal import printable, printable_line
+from lit_rlhf.terminal import print_line, printable, printable_line
 
 _HELD_OUT = 0.05  # share of the prompts for validation, and as many for the evaluation
 _FEWEST_PROMPTS = 3  # different ones from which some are held out
@@ -132,7 +132,7 @@ class _OwnData:
 def write_configs_for(
     source: DataSource,
     model: str | None,
-    output_dir: str | None,
+    root: Path,
     *,
     max_length: int | None = None,
 ) -> None:
@@ -141,10 +141,9 @@ def write_configs_for(
     Args:
         source: File or dataset.
         model: Folder or hub id of a language model; `None` for a small one from the data's text.
-        output_dir: Folder for all that is written; `None` for one in runs/ named after the data.
+        root: Folder for all that is written: a free name.
         max_length: Longest dialogue of the stages in tokens; `None`: what 99 % of the data need.
     """
-    root = Path(output_dir or f"runs/{Path(source.label).name}")
     if root.exists():
         raise ValueError(f"output_dir: expected a free name, got {root}, which exists")
     try:
@@ -169,8 +168,8 @@ def _fill_folder(
     counts = DataCounts()
     kind, records = _read(source, counts)  # the most that data can serve as
     n_records = f"{len(records):,} records that serve as {_KIND_NAMES[kind]}"
-    print(printable_line(f"{source.place}: {n_records}{_count_equal(counts)}"))
-    print(printable_line(_describe_columns(source, kind)))
+    print_line(f"{source.place}: {n_records}{_count_equal(counts)}")
+    print_line(_describe_columns(source, kind))
     counts.log_read()
     template = "paper-zh" if _is_chinese(records) else "hh"
     if model is None:
@@ -470,7 +469,7 @@ def _write_stages(data: _OwnData, lengths: _Lengths) -> dict[str, dict[str, Any]
     configs = {stage: _configure(stage, data, lengths) for stage in data.stages}
     for stage, config in configs.items():
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-        comment = f"# {stage} on {data.source.place}, by `lit_rlhf start`.\n"
+        comment = f"# {stage} on {printable_line(data.source.place)}, by `lit_rlhf start`.\n"
         write_text(data.root / f"{stage}.yaml", f"{comment}{text}")
     return configs
 
@@ -594,9 +593,9 @@ def _tell_next(data: _OwnData, lengths: _Lengths, has_pairs: bool) -> None:
     if has_pairs:
         files.append("heldout_pairs.jsonl")
     listed = f"{', '.join(files[:-1])} and {files[-1]}" if len(files) > 1 else files[0]
-    print(f"Written to {root}: {listed}")
+    print_line(f"Written to {root}: {listed}")
     if data.kind != "preference":
-        print(
+        print_line(
             "Missing: a reward model needs preferences, the fields prompt, chosen and rejected: "
             f"lit_rlhf start PAIRS {root}/sft"
         )
@@ -609,7 +608,7 @@ def _tell_next(data: _OwnData, lengths: _Lengths, has_pairs: bool) -> None:
     if data.kind != "text":
         commands.append(_evaluation(data, lengths))
     lines = [shlex.join(["lit_rlhf", *words]) for words in commands]
-    print("\n  ".join(["Next, in this order:", *lines]))
+    print("\n  ".join(["Next, in this order:", *map(printable_line, lines)]))
 
 
 def _evaluation(data: _OwnData, lengths: _Lengths) -> list[str]:

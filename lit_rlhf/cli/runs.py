@@ -111,9 +111,8 @@ def occupied_folders(trainer: Trainer, module: LightningModule) -> list[Path]:
         folder
         for folder in dict.fromkeys([*model, *training_folders(trainer)])
         if any(
-            path.is_symlink() or not path.is_dir()
+            path.is_symlink() or not (path.is_dir() or path.name in _SETTINGS_FILES)
             for path in folder.rglob("*")
-            if path.name not in _SETTINGS_FILES
         )
     ]
 

@@ -1,5 +1,6 @@
 """`lit_rlhf start`: configurations of the stages for one's own data, and a look at its records."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from lit_rlhf.command import Command
@@ -38,9 +39,13 @@ def start(
     # imports torch, for which --help does not wait
     from lit_rlhf.cli.own_data import write_configs_for
     from lit_rlhf.data import DataSource
+    from lit_rlhf.files import lock_outputs
 
     source = DataSource(data, columns=columns, map=map)
-    write_configs_for(source, model, output_dir, max_length=max_length)
+    root = Path(output_dir or f"runs/{Path(source.label).name}")
+    # a folder that is named has been locked by the command
+    with nullcontext() if output_dir else lock_outputs([root]):
+        write_configs_for(source, model, root, max_length=max_length)
 
 
 COMMAND = Command(start, words=("data", "model"), writes=("output_dir",))

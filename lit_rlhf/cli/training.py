@@ -44,6 +44,7 @@ from lit_rlhf.cli.runs import (
     seed_run,
 )
 from lit_rlhf.errors import UserError, end_with_message
+from lit_rlhf.files import write_text
 from lit_rlhf.modules import (
     ChangedRunError,
     FinishedWeights,
@@ -57,7 +58,7 @@ from lit_rlhf.modules import (
 from lit_rlhf.parser import CommandParser, UsageError
 from lit_rlhf.paths import check_output_options, walk_options
 from lit_rlhf.strategies import find_newest_checkpoint, use_atomic_checkpoints
-from lit_rlhf.terminal import one_line
+from lit_rlhf.terminal import one_line, print_line
 from lit_rlhf.urls import has_password, redact_url
 
 # a flag for a field of a group of options
@@ -84,6 +85,8 @@ _SEED_HELP = (
 )
 _MINUTES_BETWEEN_CHECKPOINTS = 15  # if a run configures no checkpoints
 _COLLAPSED_STATUS = 3  # exit status of a run that a detector ended
+_NO_METRIC = "Early stopping conditioned on metric"
+"""How Lightning's error about a metric begins that is not logged, or not yet."""
 _TRACKER_PACKAGES = {"CometLogger": "comet_ml", "MLFlowLogger": "mlflow", "WandbLogger": "wandb"}
 """Packages that are not dependencies, by the logger of Lightning that imports them."""
 
@@ -432,6 +435,10 @@ class RLHFCLI(LightningCLI):
             self.trainer.fit(model, **arguments)
         except ChangedRunError as error:
             raise UsageError(f"--ckpt_path: {error}") from error
+        except RuntimeError as error:
+            if str(error).startswith(_NO_METRIC):
+                raise UserError(f"trainer.callbacks: {error}") from error
+            raise
         except SystemExit as ended:  # SIGTERM, Ctrl-C
             self._print_resume_command()
             # Lightning ends with 1 at a Ctrl-C for which no checkpoint could be saved
@@ -460,7 +467,7 @@ class RLHFCLI(LightningCLI):
         if newest is None or not self.trainer.is_global_zero:
             return
         if not isinstance(self._arguments, list):
-            print(f"Resume from {newest}", flush=True)
+            print_line(f"Resume from {newest}", flush=True)
             return
         # A logger that counts versions would have another folder next time, and `last` look there.
         versions = [logger.version for logger in self.trainer.loggers[:1]]
@@ -468,7 +475,7 @@ class RLHFCLI(LightningCLI):
         pairs = zip(["", *self._arguments], self._arguments, strict=False)
         words = [w for last, w in pairs if "--ckpt_path" not in (last, w.partition("=")[0])]
         words = [*(word for word in words if word != "--overwrite"), "--ckpt_path", value]
-        print(f"To resume: {shlex.join(['lit_rlhf', *words])}", flush=True)
+        print_line(f"To resume: {shlex.join(['lit_rlhf', *words])}", flush=True)
 
 
 class SaveConfig(SaveConfigCallback):
@@ -488,15 +495,9 @@ class SaveConfig(SaveConfigCallback):
         """
         if not trainer.loggers:
             return
-        folder = versioned_log_folder(trainer)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.parser.save(
-            self.config,
-            str(folder / self.config_filename),
-            skip_none=False,
-            overwrite=True,
-            multifile=self.multifile,
-        )
+        # replaced as a whole, so that no link of that name is followed
+        settings = self.parser.dump(self.config, skip_none=False)
+        write_text(versioned_log_folder(trainer) / self.config_filename, settings)
 
 
 def run_cli(args: ArgsType = None, cli: type[RLHFCLI] = RLHFCLI, **options: Any) -> RLHFCLI:

@@ -6,6 +6,7 @@ manifest keeps what it was made from and the hashes of its files.
 
 from lit_callbacks.files import RepeatedKeyError as RepeatedKeyError
 from lit_callbacks.files import append_to as append_to
+from lit_callbacks.files import begins_like as begins_like
 from lit_callbacks.files import find_repeated as find_repeated
 from lit_callbacks.files import fsync as fsync
 from lit_callbacks.files import json_lines as json_lines

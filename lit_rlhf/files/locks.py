@@ -128,14 +128,16 @@ def lock_outputs(outputs: Iterable[str | Path]) -> Iterator[None]:
     """Lock the files and folders that a command writes until it has ended, well or not.
 
     Devices and pipes are not locked, and a warning says so of a folder whose parent belongs to
-    others, for instance of a volume at the root.
+    others, for instance of a volume at the root. A file that cannot be written beside is refused:
+    it could not be replaced either.
     """
     locks = FolderLocks()
     paths = [Path(output) for output in outputs]
     try:
         locks.acquire(p for p in paths if p.is_file() or p.is_dir() or not p.exists())
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        is_closed = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        if not is_closed or not all(path.is_dir() for path in paths):
             raise
         warnings.warn(f"{error.filename} cannot be locked: {error.strerror}", stacklevel=2)
     try:

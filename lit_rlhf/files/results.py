@@ -8,6 +8,7 @@ from typing import IO, Any, Self
 
 from lit_callbacks.files import (
     append_to,
+    begins_like,
     json_lines,
     name_file,
     parse_json,
@@ -90,6 +91,8 @@ class ProgressFile:
         content = path.read_bytes()
         try:
             lines = [line for line in split_lines(content.decode()) if line.is_complete]
+            if not (lines or begins_like(content, b'{"')):
+                raise ValueError("it does not begin with settings")
             begun, *batches = [parse_json(line.text) for line in lines] or [{}]
             differing = [name for name in self._settings if self._settings[name] != begun.get(name)]
             for name, batch in batches:

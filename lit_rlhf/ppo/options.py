@@ -308,6 +308,7 @@ class CriticPretrainingOptions:
 
     def __post_init__(self) -> None:
         check_count("iterations", self.iterations, 0)
+        check_fields(check_not_negative, self, "target_value_loss")
 
 
 class PPOOptions(NamedTuple):

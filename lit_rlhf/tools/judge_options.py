@@ -5,6 +5,7 @@ from typing import get_args
 
 from lit_rlhf.checks import check_count, check_not_negative, check_positive
 from lit_rlhf.choices import Criterion
+from lit_rlhf.paths import check_output_path, check_written_folder
 from lit_rlhf.urls import ServiceUrl
 
 
@@ -45,6 +46,8 @@ class JudgeOptions:
     max_attempts: int = 3
 
     def __post_init__(self) -> None:
+        if self.model is not None:
+            check_written_folder("judge.folder", check_output_path("judge.folder", self.folder))
         if self.base_url is not None:
             ServiceUrl(self.base_url, "judge.base_url")
         for name in ("max_tokens", "max_characters", "concurrency", "max_attempts"):

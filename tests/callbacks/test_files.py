@@ -14,6 +14,8 @@ import pytest
 from lit_callbacks.files import (
     LARGEST_TEXT,
     append_to,
+    begins_like,
+    check_output_path,
     json_lines,
     name_file,
     parse_json,
@@ -151,3 +153,25 @@ def test_gain_leaves_out_what_has_no_score(tmp_path: Path) -> None:
     file.write_text('{"step": 0}\n{"step": 1, "score": NaN}\n{"step": 2, "score": null}\n')
     with pytest.raises(ValueError, match="expected responses of at least two steps, got 0"):
         explain_gain([str(file)])
+
+
+def test_name_has_room_for_those_of_the_files_beside_it(tmp_path: Path) -> None:
+    longest = "é" * 110
+    assert check_output_path("output", longest) == longest
+    hidden = f"..{longest}.lit_rlhf.json.01234567.partial"  # the longest name beside an output
+    (tmp_path / hidden).touch()
+    with pytest.raises(ValueError, match=r"output: expected a name of at most 220 .*got 221 bytes"):
+        check_output_path("output", f"{longest}a")
+
+
+@pytest.mark.parametrize("path", ["", " ", "a\0b", "-"])
+def test_what_names_no_file_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="output: expected a path, got"):
+        check_output_path("output", path)
+
+
+def test_a_text_that_is_cut_off_begins_as_the_whole_one() -> None:
+    assert begins_like(b"", b'{"key"')
+    assert begins_like(b'{"k', b'{"key"')
+    assert begins_like(b'{"key": 1', b'{"key"')
+    assert not begins_like(b'{"kay"', b'{"key"')

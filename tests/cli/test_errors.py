@@ -19,6 +19,7 @@ from lit_rlhf.rewards import RewardError
 from tests.support.tiny_runs import QUICKSTART
 
 SFT = ["fit", "--config", str(QUICKSTART / "sft.yaml")]
+JUDGE = ("--judge.model", "m", "--judge.folder")
 RESUME = "lit_callbacks.ResumeCheckpoint"
 OF_DATA = (
     "Parser key \"data\": Problem with given class_path 'lit_rlhf.data.DemonstrationDataModule': "
@@ -117,6 +118,10 @@ MISTAKES = {
     "a key that is given twice": in_overlay(
         "trainer: {max_epochs: 1}\ntrainer: {max_epochs: 2}",
         "mine.yaml: line 2, column 1: expected each key once, got 'trainer' twice",
+    ),
+    "an option in two spellings": in_overlay(
+        "trainer: {max_epochs: 1}\ntrainer.max_epochs: 2",
+        "mine.yaml: expected each option once, got trainer.max_epochs by two spellings of its name",
     ),
     "a number to the base 60": in_overlay(
         "trainer: {max_epochs: 1:30}",
@@ -289,6 +294,45 @@ MISTAKES = {
     "no prompts": Mistake(
         ["generate", "--models", "a"],
         "lit_rlhf generate: prompts, prompt, chat: expected exactly one of them",
+        status=1,
+    ),
+    "samples that are none": Mistake(
+        ["evaluate", "--policies", "a/b", "--prompts", "b/c", "--samples_per_prompt", "0"],
+        "lit_rlhf evaluate: samples_per_prompt: expected an integer >= 1, got 0\n",
+        status=1,
+    ),
+    "a margin below 0": Mistake(
+        ["evaluate", "--policies", "a/b", "--prompts", "b/c", "--tie_margin", "-1"],
+        "lit_rlhf evaluate: tie_margin: expected a finite number >= 0, got -1.0\n",
+        status=1,
+    ),
+    "mistakes below 0": Mistake(
+        ["report", "reward", "--model", "a/b", "--preferences", "b/c", "--mistakes", "-1"],
+        "lit_rlhf report reward: mistakes: expected an integer >= 0, got -1\n",
+        status=1,
+    ),
+    "a file where a report's folder goes": Mistake(
+        ["report", "reward", "--model", "a/b", "--preferences", "b/c", "--output", "mine.yaml"],
+        "lit_rlhf report reward: output: expected a folder, got mine.yaml: mine.yaml is a file\n",
+        status=1,
+    ),
+    "a file where a probe's folder goes": Mistake(
+        ["reward", "probe", "--rewards", "{a/b: 1.0}", "--data", "c/d", "--output", "mine.yaml/x"],
+        "lit_rlhf reward probe: output: expected a folder, got mine.yaml/x: mine.yaml is a file\n",
+    ),
+    "a file where a judge's folder goes": Mistake(
+        ["evaluate", "--policies", "a/b", "--prompts", "b/c", *JUDGE, "mine.yaml"],
+        "lit_rlhf evaluate: judge.folder: expected a folder, got mine.yaml: mine.yaml is a file\n",
+        status=1,
+    ),
+    "a judge's folder that is no path": Mistake(
+        ["evaluate", "--policies", "a/b", "--prompts", "b/c", *JUDGE, "s3://a/b"],
+        "lit_rlhf evaluate: judge.folder: expected a path on this machine, got the address s3://a/b\n",
+        status=1,
+    ),
+    "a name without room for a manifest's": Mistake(
+        ["generate", "hi", "--models", "a/b", "--output", f"{'n' * 216}.jsonl"],
+        "lit_rlhf generate: output: expected a name of at most 220 bytes, ",
         status=1,
     ),
     "a data file that is not there": Mistake(

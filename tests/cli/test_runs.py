@@ -226,6 +226,24 @@ def test_configuration_in_the_current_folder_is_not_written_over(root: Path) -> 
     assert "output_dir: b" in Path("lightning_logs/version_1/config.yaml").read_text()
 
 
+def test_configuration_is_not_written_where_a_link_leads(root: Path) -> None:
+    Path("theirs").write_text("kept")
+    for name in ("config.yaml", "hparams.yaml"):
+        folder = Path("logs/a") / name.partition(".")[0]
+        folder.mkdir(parents=True)
+        (folder / name).symlink_to(Path("theirs").resolve())
+        arguments = {"save_dir": "logs", "name": "a", "version": folder.name}
+        logger = {"class_path": "CSVLogger", "init_args": arguments}
+        with pytest.raises(UsageError, match="expected no earlier run"):
+            fit(root, logger=logger)
+    # with --overwrite the configuration takes the place of the link
+    logger["init_args"] = {"save_dir": "logs", "name": "a", "version": "config"}
+    warnings.filterwarnings("ignore", "Experiment logs directory .* exists and is not empty")
+    fit(root, "--overwrite", logger=logger)
+    assert not Path("logs/a/config/config.yaml").is_symlink()
+    assert Path("theirs").read_text() == "kept"
+
+
 def test_command_names_a_checkpoint(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}}
     # SaveConfigCallback writes there before the logger does

@@ -17,6 +17,7 @@ from lit_rlhf.cli import own_data
 from lit_rlhf.cli.main import main
 from lit_rlhf.cli.time_estimate import Work
 from lit_rlhf.data import DataSource, load_records, prompt_of, split_records
+from lit_rlhf.files import lock_outputs
 from tests.support.evaluation_folders import write_lines
 from tests.support.stages import write_models
 from tests.support.tiny_models import tiny_config
@@ -227,6 +228,12 @@ def test_start_that_fails_leaves_the_name_free() -> None:
     with full, pytest.raises(SystemExit, match="No space left"):
         main(["start", "pairs.jsonl", "--output_dir", "own"])
     assert not Path("own").exists()
+
+
+def test_folder_that_another_start_writes_is_refused() -> None:
+    write_lines(Path("pairs.jsonl"), ROWS)
+    with lock_outputs(["runs/pairs"]), pytest.raises(SystemExit, match="another run or command"):
+        main(["start", "pairs.jsonl"])
 
 
 def test_data_that_cannot_be_loaded_get_no_advice_about_columns() -> None:

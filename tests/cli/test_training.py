@@ -243,6 +243,13 @@ def test_option_that_lightning_refuses_as_it_trains_is_an_error_of_the_user(
         fit_ppo(root, **option)
 
 
+def test_metric_that_a_callback_waits_for_in_vain_is_an_error_of_the_user(root: Path) -> None:
+    waits = {"monitor": "val/nothing", "check_on_train_epoch_end": True}
+    stop = {"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": waits}
+    with pytest.raises(UserError, match=r"trainer\.callbacks: Early stopping .* `val/nothing`"):
+        fit_ppo(root, callbacks=[stop])
+
+
 def test_a_bar_of_ones_own_or_none_is_kept(root: Path) -> None:
     rich = {"class_path": "lightning.pytorch.callbacks.RichProgressBar"}
     assert bars(fit_ppo(root, enable_progress_bar=False, logger=False)) == []

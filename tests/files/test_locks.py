@@ -137,3 +137,12 @@ def test_a_refused_run_leaves_no_file_of_a_lock(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".b.lock", ".z.lock"]
     with FileLock(mark, blocking=False):  # it is free
         pass
+
+
+def test_a_file_that_cannot_be_written_beside_is_refused_at_once(tmp_path: Path) -> None:
+    closed = PermissionError(errno.EACCES, "Permission denied", ".out.lock")
+    with patch.object(FileLock, "acquire", side_effect=closed):
+        with pytest.warns(UserWarning, match="cannot be locked"), lock_outputs([tmp_path]):
+            pass  # a volume, whose content can be written
+        with pytest.raises(PermissionError), lock_outputs([tmp_path / "out.jsonl"]):
+            pass

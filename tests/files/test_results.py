@@ -175,7 +175,9 @@ def test_a_command_that_finished_no_batch_leaves_nothing(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["no json\n", "[1]\n[2]\n", '{"seed": 1}\n{"a": 1}\n'])
+@pytest.mark.parametrize(
+    "content", ["no json\n", "no end", "[1]\n[2]\n", '{"seed": 1}\n{"a": 1}\n']
+)
 def test_another_file_of_that_name_is_refused(tmp_path: Path, content: str) -> None:
     partial = tmp_path / "out.jsonl.partial"
     partial.write_text(content)

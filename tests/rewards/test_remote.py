@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from lit_rlhf import remote
+from lit_rlhf.errors import UserError
 from lit_rlhf.rewards import CallableReward, RemoteScorer, RewardError, redact_url
+from lit_rlhf.urls import ServiceUrl
 from tests.support.raw_service import drip, raw_service
 from tests.support.reward_inputs import Answer, make_rollouts, service
 from tests.support.tiny_models import tiny_tokenizer
@@ -291,3 +293,13 @@ def test_redact_url_hides_what_may_be_secret() -> None:
         "me:secret@host": "***@host",
     }
     assert {url: redact_url(url) for url in shown} == shown
+
+
+def test_proxy_that_is_none_is_told_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "foo://me:s3cret@127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("NO_PROXY", "")
+    with pytest.raises(UserError, match=r"http://a: expected a proxy's URL") as raised:
+        remote.RemoteClient(ServiceUrl("http://a"), timeout=1.0)
+    assert "s3cret" not in "".join(format_exception(raised.value))

@@ -6,7 +6,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lit_rlhf.terminal import fold, help_text
+from lit_rlhf.errors import end_with_message
+from lit_rlhf.terminal import fold, help_text, print_line
 
 if TYPE_CHECKING:  # it imports torch, for which --help does not wait
     from lit_rlhf.tools.doctor import Report
@@ -31,7 +32,11 @@ def main(argv: Sequence[str]) -> "Report":
         arguments += ["--trainer.default_root_dir", folder]
         report, output = examine_run(arguments, parser)
     if output is not None:
-        print(f"Report: {write_text(output, json.dumps(report.as_dict(), indent=2) + chr(10))}")
+        try:
+            file = write_text(output, json.dumps(report.as_dict(), indent=2) + "\n")
+        except OSError as error:
+            end_with_message(error, PROG)
+        print_line(f"Report: {file}")
     if report.failed:
         raise SystemExit(1)
     return report

@@ -13,6 +13,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_rlhf.cli.training import RLHFCLI, hide_notes_of_libraries, run_cli
 from lit_rlhf.modules import PPOModule
+from lit_rlhf.parser import UsageError
+from lit_rlhf.paths import check_outputs
 from lit_rlhf.tools.doctor import Display, Report, examine
 from lit_rlhf.tools.doctor.plan import examination_settings, plan_run
 from lit_rlhf.tools.doctor.run import report_start_failure
@@ -44,6 +46,10 @@ class DoctorCLI(RLHFCLI):
                 "configuration of the PPO stage, for instance configs/ppo/hh_cpu.yaml"
             )
         settings = vars(self.config.trainer)
+        try:
+            check_outputs({"output": self.config.output})
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         self.plan = plan_run(settings)
         for name, value in examination_settings(settings).items():
             self.config.trainer[name] = value

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lit_rlhf.checks import check_count, check_not_negative
 from lit_rlhf.command import Command
 from lit_rlhf.paths import check_inputs, check_outputs, is_file_path
+from lit_rlhf.terminal import print_line
 from lit_rlhf.tools.commands.sampling import SamplingFlags
 from lit_rlhf.tools.judge_options import JudgeOptions
 
@@ -111,9 +113,13 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     Args:
         options: What to compare, and how.
     """
+    from lit_rlhf.files import lock_outputs
+
     _check_options(options)
     # Samples are kept until the report on them is written, too.
     with ExitStack() as unfinished:
+        if options.judge.model is not None:
+            unfinished.enter_context(lock_outputs([options.judge.folder]))
         return _evaluate(options, unfinished)
 
 
@@ -137,7 +143,7 @@ def _evaluate(options: EvaluateOptions, unfinished: ExitStack) -> dict[str, Any]
         _draw_outcomes(options.chart, head_to_heads, report["baseline"])
     if options.output is not None:
         text = json.dumps(report, indent=2) + "\n"
-        print(f"Report: {write_text(options.output, text)}")
+        print_line(f"Report: {write_text(options.output, text)}")
     return report
 
 
@@ -181,7 +187,7 @@ def _compare(options: EvaluateOptions, unfinished: ExitStack) -> _Compared:
     report["settings"] = {name: getattr(options, name) for name in SETTINGS}
     report["settings"]["samples_per_prompt"] = options.n_samples
     if options.kl_chart is not None:
-        print(f"Chart: {save_figure(kl_figure(comparison), options.kl_chart)}")
+        print_line(f"Chart: {save_figure(kl_figure(comparison), options.kl_chart)}")
     return _Compared(report, comparison.responses, comparison.head_to_heads)
 
 
@@ -231,7 +237,7 @@ def _ask_people(options: EvaluateOptions, paths: Sequence[str]) -> "People":
     people = measure_people(labels, baseline=baseline, machines=machines, seed=options.seed)
     print_people(people)
     if options.page is not None:
-        print(f"Page: {write_text(options.page, people_html(people))}")
+        print_line(f"Page: {write_text(options.page, people_html(people))}")
     return people
 
 
@@ -258,7 +264,7 @@ def _draw_outcomes(path: str, head_to_heads: "Sequence[HeadToHeads]", baseline: 
     """Draw how often each policy wins, ties and loses."""
     from lit_rlhf.tools.evaluation import outcome_figure, save_figure
 
-    print(f"Chart: {save_figure(outcome_figure(head_to_heads, baseline), path)}")
+    print_line(f"Chart: {save_figure(outcome_figure(head_to_heads, baseline), path)}")
 
 
 def _sample_and_compare(
@@ -294,22 +300,25 @@ def _sample_and_compare(
         keep_until=unfinished,
     )
     if comparison.shortened:
-        print(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
+        print_line(f"{comparison.shortened} prompts were shortened to fit max_prompt_length.")
     print_comparison(comparison)
     if options.sampling.off_policy_options:
         changed = ", ".join(options.sampling.off_policy_options)
-        print(
+        print_line(
             f"KL and perplexity are measured on samples with {changed}. To measure "
             "the policies themselves: --temperature 1 --top_p 1 --repetition_penalty 1"
         )
     if options.responses is not None:
-        print(f"Responses: {options.responses}")
+        print_line(f"Responses: {options.responses}")
     return comparison
 
 
 def _check_options(options: EvaluateOptions) -> None:
     """Refuse options that do not fit together, before hours of work."""
     _check_outputs(options)
+    if options.samples_per_prompt is not None:
+        check_count("samples_per_prompt", options.samples_per_prompt)
+    check_not_negative("tie_margin", options.tie_margin)
     models = [policy for policy in options.policies if not is_file_path(policy)]
     if options.rewards is None and (options.kl_chart or options.best_of):
         raise ValueError("rewards: expected at least one with best_of or kl_chart, got none")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lit_rlhf.command import Command
 from lit_rlhf.paths import check_inputs, check_outputs
+from lit_rlhf.terminal import print_line, printable_line
 from lit_rlhf.tools.commands.sampling import SamplingFlags
 
 if TYPE_CHECKING:  # they import torch, for which --help does not wait
@@ -71,7 +72,8 @@ def generate(options: GenerateOptions) -> "Generation | None":
     for name, number in generation.shortened.items():
         if number:
             # standard output may be a file of records
-            print(f"{name}: {number} prompts were shortened to fit its length.", file=sys.stderr)
+            line = f"{name}: {number} prompts were shortened to fit its length."
+            print(printable_line(line), file=sys.stderr)
     _show(generation, options.output)
     return generation
 
@@ -144,7 +146,7 @@ def _show(generation: "Generation", output: str | None) -> None:
         # a program that reads them gets the same bytes as a file
         print(printable_json(lines) if sys.stdout.isatty() else lines, end="")
     else:
-        print(f"Responses: {output}")
+        print_line(f"Responses: {output}")
 
 
 def _run_chat(chat: "Chat") -> None:
@@ -177,4 +179,5 @@ COMMAND = Command(
     first="prompt",
     then=generate,
     writes=("output",),
+    streams=("output",),
 )

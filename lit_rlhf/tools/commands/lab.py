@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lit_rlhf.checks import check_count
 from lit_rlhf.command import Command
+from lit_rlhf.terminal import print_line
 from lit_rlhf.tools.lab import (
     WORLDS,
     ResponsePair,
@@ -52,6 +53,10 @@ def world(
         n_heldout_prompts: Number of prompts for evaluation, none of them a training prompt.
         n_texts: Number of documents for the ptx loss.
     """
+    for name, number in (("n_demonstrations", n_demonstrations), ("n_texts", n_texts)):
+        check_count(name, number, minimum=0)
+    check_count("n_train_prompts", n_train_prompts)
+    check_count("n_heldout_prompts", n_heldout_prompts)
     from lit_rlhf.data import CHAT_TEMPLATES
 
     settings = dataclasses.replace(WORLDS[world], language=language)
@@ -66,7 +71,7 @@ def world(
         n_heldout_prompts=n_heldout_prompts,
         n_texts=n_texts,
     )
-    print(
+    print_line(
         f"World {world!r} in {folder}: {n_demonstrations} demonstrations, {n_train_prompts} "
         f"training and {n_heldout_prompts} held-out prompts, {n_texts} texts, base model in "
         f"{folder / 'base'}"
@@ -177,7 +182,7 @@ def sample_preferences(
                 if sampled[position].is_usable
             ]
         unfinished.finish(records)
-    print(f"{len(records)} preferences in {output}")
+    print_line(f"{len(records)} preferences in {output}")
     return records
 
 
@@ -194,6 +199,6 @@ def _describe_pairs(
 
 
 COMMANDS = {
-    "world": Command(world, writes=("output_dir",)),
+    "world": Command(world, writes=("output_dir",), folders=("output_dir",)),
     "preferences": Command(sample_preferences, writes=("output",)),
 }

@@ -13,6 +13,7 @@ from lit_callbacks.files import read_json
 from lit_rlhf.checks import check_count, check_unit_interval
 from lit_rlhf.command import Command
 from lit_rlhf.paths import check_data_paths, check_inputs, check_outputs
+from lit_rlhf.terminal import print_line
 from lit_rlhf.tools.commands.sampling import SamplingFlags
 
 if TYPE_CHECKING:  # they import torch, for which --help does not wait
@@ -127,9 +128,13 @@ def label(options: LabelOptions) -> None:
         page = _page_options(options, port)
         n_equal = sum(comparison.is_equal for comparison in order)
         if n_equal:
-            print(f"{n_equal} pairs of equal responses are ties, which nobody is shown.")
-        print(f"{len(order) - n_equal} comparisons, {len(store.labels)} labels in {options.output}")
-        print(f"Open http://{_shown_host(options.host)}:{port}/?token={page.token}", flush=True)
+            print_line(f"{n_equal} pairs of equal responses are ties, which nobody is shown.")
+        print_line(
+            f"{len(order) - n_equal} comparisons, {len(store.labels)} labels in {options.output}"
+        )
+        print_line(
+            f"Open http://{_shown_host(options.host)}:{port}/?token={page.token}", flush=True
+        )
         print("Ctrl-C ends the page; the same command goes on.", flush=True)
         server = uvicorn.Server(
             uvicorn.Config(
@@ -147,7 +152,7 @@ def label(options: LabelOptions) -> None:
             server.run(sockets=[listener])
         except KeyboardInterrupt:
             print()
-        print(f"{len(store.labels)} labels in {options.output}")
+        print_line(f"{len(store.labels)} labels in {options.output}")
     finally:
         store.close()
 
@@ -174,6 +179,8 @@ def _check_options(options: LabelOptions) -> None:
     for name in ("responses_per_prompt", "annotators_per_comparison", "max_comparisons"):
         if getattr(options, name) is not None:
             check_count(name, getattr(options, name))
+    if not 0 <= options.port < 2**16:
+        raise ValueError(f"port: expected a number from 0 to {2**16 - 1}, got {options.port}")
     for name in ("repeat_share", "random_share"):
         check_unit_interval(name, getattr(options, name))
     if (options.select == "spread") != (options.reward_models is not None):
@@ -348,8 +355,19 @@ def _hidden_file(output: str | Path, content: str) -> Path:
 def _load_session(output: str | Path) -> dict[str, str]:
     """Read the token and the secret of the page, or make them: a file for the user alone."""
     path = _hidden_file(output, "session")
-    if path.exists():
-        return read_json(path, dict)
+    if os.path.lexists(path):
+        # what another account has left would let it in
+        if path.is_symlink() or path.stat().st_uid != os.getuid():
+            raise ValueError(
+                f"{path}: expected a file of your own, got a link or another account's"
+            )
+        kept = read_json(path, dict)
+        try:
+            return {"token": str(kept["token"]), "secret": str(kept["secret"])}
+        except KeyError as error:
+            raise ValueError(
+                f"{path}: expected the page's token and secret, got something else; delete it"
+            ) from error
     session = {"token": secrets.token_urlsafe(24), "secret": secrets.token_hex(32)}
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -398,7 +416,9 @@ def convert(labels: list[str], output: str, *, format: Literal["hh", "trl"] = "t
     records = load_records("preference", sources, counts=counts)
     path = write_json_lines(output, preference_rows(records, format))
     left_out = ", ".join(f"{n} x {reason}" for reason, n in counts.undecided.items())
-    print(f"{len(records)} preferences in {path}" + (f"; left out: {left_out}" if left_out else ""))
+    print_line(
+        f"{len(records)} preferences in {path}" + (f"; left out: {left_out}" if left_out else "")
+    )
 
 
 COMMAND = Command(
@@ -406,6 +426,7 @@ COMMAND = Command(
     lists=("policies", "responses", "reward_models"),
     flags=("allow_remote",),
     then=label,
+    writes=("output",),
 )
 CONVERT = Command(convert, lists=("labels",), writes=("output",))
 

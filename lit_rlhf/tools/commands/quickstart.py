@@ -1,8 +1,8 @@
 """`lit_rlhf quickstart`: all stages on the built-in world, and a comparison of the models."""
 
 import json
+import os
 import shlex
-import shutil
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,19 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from lit_callbacks.files import read_json, write_text
+from lit_rlhf.checks import check_count
 from lit_rlhf.cli.configs import CONFIGS, config_name
 from lit_rlhf.command import Command
-from lit_rlhf.tools.lab import WorldName
+from lit_rlhf.files import delete
+from lit_rlhf.terminal import print_line
+from lit_rlhf.tools.lab import WorldName, forget_settings
 
 DEFAULT_DIR = "runs/quickstart"
 _LINE = 79  # characters
 GOLD = "lit_rlhf.tools.lab.gold"
+_STAGES = ("sft", "reward", "ppo_vanilla", "ppo_max")
+_WRITTEN = ("sft", "world", "configs", "logs", *_STAGES[1:], "evaluation.json", "report.html")
+"""What a quickstart writes into its folder."""
 
 COLLAPSE_STDS: Final = 0.5
 """A run collapses if its gold reward ends this many of SFT's standard deviations below SFT's."""
@@ -40,9 +46,18 @@ class Steps:
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
         self.settings = settings
-        begun = read_json(path, dict) if path.exists() else {}
-        self.differing = [n for n in settings if begun and begun["settings"][n] != settings[n]]
-        self.begun: list[str] = [] if self.differing else begun.get("steps", [])
+        self.begun: list[str] = []
+        self.differing: list[str] = []
+        if path.exists():
+            begun = read_json(path, dict)
+            try:
+                self.differing = [n for n in settings if begun["settings"].get(n) != settings[n]]
+                self.begun = [] if self.differing else [str(step) for step in begun["steps"]]
+            except (KeyError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"{path}: expected the steps of an interrupted quickstart, got another file; "
+                    "take another folder (--output_dir FOLDER)"
+                ) from error
 
     def begin(self, step: str) -> Progress:
         """Record that a step begins.
@@ -102,7 +117,7 @@ class Quickstart:
         if self.begin("world") is Progress.FINISHED:
             return
         if self.overwrite:  # a world with other settings is refused
-            (self.root / "world" / "world.json").unlink(missing_ok=True)
+            forget_settings(self.root / "world")
         run(
             *("lab", "world", "--output_dir", f"{self.root}/world", "--seed", str(self.seed)),
             *("--world", self.world, "--language", self.language, "--n_heldout_prompts", "512"),
@@ -292,7 +307,8 @@ def run(*arguments: str) -> None:
     """Print a command of `lit_rlhf` and run it."""
     from lit_rlhf.cli.main import main as command
 
-    print(f"\n$ {shlex.join(['lit_rlhf', *arguments])}", flush=True)
+    print()
+    print_line(f"$ {shlex.join(['lit_rlhf', *arguments])}", flush=True)
     command(arguments)
 
 
@@ -321,6 +337,7 @@ def quickstart(
         overwrite: Replace an earlier quickstart in the folder.
     """
     start = time.perf_counter()
+    check_count("pairs", pairs)
     root = Path(output_dir)
     stages = Quickstart(
         root,
@@ -349,16 +366,19 @@ def _read_steps(stages: Quickstart) -> Steps:
     files = sorted(stages.configs.glob("*.yaml"))
     settings["configs"] = [file.read_text("utf-8") for file in files]
     steps = Steps(root / "quickstart.json", settings)
-    is_another = (root / "sft").exists() or steps.differing
-    if is_another and not steps.begun and not stages.overwrite:
-        others = f" with other {', '.join(steps.differing)}" if steps.differing else ""
+    there = next((name for name in _WRITTEN if os.path.lexists(root / name)), None)
+    if (there or steps.differing) and not steps.begun and not stages.overwrite:
+        if steps.differing:
+            holds = f"an earlier quickstart with other {', '.join(steps.differing)}"
+        else:
+            holds = "an earlier quickstart" if there == "sft" else f"{there}, perhaps another run's"
         raise SystemExit(
-            f"lit_rlhf quickstart: {root} holds an earlier quickstart{others}. Take another folder "
-            "(--output_dir FOLDER), or replace it (--overwrite)"
+            f"lit_rlhf quickstart: {root} holds {holds}. Take another folder (--output_dir "
+            "FOLDER), or replace it (--overwrite)"
         )
     if not steps.begun:  # a step that is interrupted at once must not resume the earlier run
-        for checkpoints in root.glob("logs/*/checkpoints"):
-            shutil.rmtree(checkpoints)
+        for stage in _STAGES:
+            delete(root / "logs" / stage / "checkpoints")
     return steps
 
 
@@ -376,9 +396,9 @@ def _tell_end(root: Path, minutes: float) -> None:
     """Print where everything is, and what happened."""
     evaluation = read_json(root / "evaluation.json", dict)
     print(f"\nDone in {minutes:.1f} minutes.")
-    print(f"Verdicts and curves: {root}/report.html, {root}/collapse.png")
-    print(f"All metrics: tensorboard --logdir {root}/logs")
-    print(f"Models in {root}: sft, reward, ppo_vanilla, ppo_max")
+    print_line(f"Verdicts and curves: {root}/report.html, {root}/collapse.png")
+    print_line(f"All metrics: tensorboard --logdir {root}/logs")
+    print_line(f"Models in {root}: sft, reward, ppo_vanilla, ppo_max")
     print(f"\n{textwrap.fill(read_outcome(evaluation).sentence(), _LINE)}")
 
 
@@ -390,4 +410,5 @@ def _relocate(config: Path, *, root: Path) -> Path:
     return write_text(copy, config.read_text("utf-8").replace(DEFAULT_DIR, str(root)))
 
 
-COMMAND = Command(quickstart, writes=("output_dir",))
+_OUTPUT = ("output_dir",)
+COMMAND = Command(quickstart, writes=_OUTPUT, folders=_OUTPUT)

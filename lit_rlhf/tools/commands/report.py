@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_rlhf.checks import check_count
 from lit_rlhf.choices import DType, OnBadRecord
 from lit_rlhf.command import Command
 from lit_rlhf.errors import end_with_message
 from lit_rlhf.paths import check_inputs, source_path
-from lit_rlhf.terminal import fold, help_text
+from lit_rlhf.terminal import fold, help_text, print_line
 
 if TYPE_CHECKING:  # it imports torch, for which --help does not wait
     from lit_rlhf.data import DataSource
@@ -60,6 +61,8 @@ def report_reward_model(
         dtype: Data type of all weights: float32, bfloat16 or float16.
         trust_remote_code: Run code that comes with a model. Leave it off unless you have read it.
     """
+    check_count("mistakes", mistakes, minimum=0)
+    check_count("batch_size", batch_size)
     check_inputs(
         {"model": model, "language_model": language_model},
         [*map(source_path, preferences), strengths],
@@ -103,8 +106,8 @@ def report_reward_model(
     print_reward_report(report)
     values: dict[str, Any] = report.as_dict() | {"settings": settings}
     numbers = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    print(f"Numbers: {write_text(Path(output, 'report.json'), numbers)}")
-    print(f"Page: {write_text(Path(output, 'report.html'), report_html(report))}")
+    print_line(f"Numbers: {write_text(Path(output, 'report.json'), numbers)}")
+    print_line(f"Page: {write_text(Path(output, 'report.html'), report_html(report))}")
     return values
 
 
@@ -122,7 +125,10 @@ def parse_source(word: str, *, split: str) -> "DataSource":
     return DataSource(path, name=name or None, split=split)
 
 
-COMMANDS = {"reward": Command(report_reward_model, lists=("preferences",), writes=("output",))}
+_OUTPUT = ("output",)
+COMMANDS = {
+    "reward": Command(report_reward_model, lists=("preferences",), writes=_OUTPUT, folders=_OUTPUT)
+}
 USAGE = help_text("report")
 
 

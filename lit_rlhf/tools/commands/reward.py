@@ -14,6 +14,7 @@ from lit_rlhf.cli.configs import resolve_configs
 from lit_rlhf.command import Command
 from lit_rlhf.files import delete, read_text
 from lit_rlhf.paths import check_inputs, check_outputs, source_path
+from lit_rlhf.terminal import print_line
 
 if TYPE_CHECKING:  # it imports torch, for which --help does not wait
     from lit_rlhf.tools.evaluation.reward_probe import RewardProbe
@@ -99,7 +100,8 @@ def measure_strength(
             if finished:
                 places, scored = finished[0]
             else:
-                print(f"\n{name}, which scores {len(held_out)} of {len(rows)} pairs")
+                print()
+                print_line(f"{name}, which scores {len(held_out)} of {len(rows)} pairs")
                 with _make_work_folder(output) as folder:
                     trained = fit_reward_model(model, training, configs, folder, seed + number)
                     source = DataSource([rows[place] for place in held_out])
@@ -116,7 +118,7 @@ def measure_strength(
         rows = [row for row in rows if math.isfinite(row["strength"])]
         unfinished.finish(rows)
     print_strengths(rows)
-    print(f"{len(rows)} pairs in {output}; {len(records) - len(rows)} too long for the model")
+    print_line(f"{len(rows)} pairs in {output}; {len(records) - len(rows)} too long for the model")
     return rows
 
 
@@ -223,7 +225,7 @@ def relabel(
     for pair in rows if margin else ():
         pair["margin"] = max(pair["strength"], 0.0)
     write_json_lines(output, rows)
-    print(f"{len(rows)} pairs in {output}: {n_flipped} flipped, {n_removed} removed")
+    print_line(f"{len(rows)} pairs in {output}: {n_flipped} flipped, {n_removed} removed")
     return rows
 
 
@@ -276,7 +278,7 @@ def run_bench(
     report = {"inputs": inputs, "models": results, "versions": code_versions()}
     if output is not None:
         text = json.dumps(report, indent=2) + "\n"
-        print(f"Report: {write_text(output, text)}")
+        print_line(f"Report: {write_text(output, text)}")
     return report
 
 
@@ -368,13 +370,13 @@ def probe(
     print_probe(probed)
     if loaded.left_out:
         reasons = ", ".join(f"{n} ({reason})" for reason, n in loaded.left_out.items())
-        print(f"Left out: {reasons}")
+        print_line(f"Left out: {reasons}")
     settings = {"rewards": rewards, "data": data, "policy": policy, "seed": seed}
     settings |= {"max_new_tokens": max_new_tokens, "dtype": dtype}
     report = probed.as_dict() | {"settings": settings}
     numbers = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    print(f"Numbers: {write_text(Path(output, 'probe.json'), numbers)}")
-    print(f"Figure: {save_figure(draw_probe(probed), Path(output, 'probe.svg'))}")
+    print_line(f"Numbers: {write_text(Path(output, 'probe.json'), numbers)}")
+    print_line(f"Figure: {save_figure(draw_probe(probed), Path(output, 'probe.svg'))}")
     return probed
 
 
@@ -396,6 +398,11 @@ COMMANDS = {
     "relabel": Command(relabel, writes=_OUTPUT),
     "bench": Command(run_bench, lists=("models",), writes=_OUTPUT),
     "probe": Command(
-        probe, lists=("data",), then=end_with_verdict, writes=_OUTPUT, error_status=ERROR
+        probe,
+        lists=("data",),
+        then=end_with_verdict,
+        writes=_OUTPUT,
+        folders=_OUTPUT,
+        error_status=ERROR,
     ),
 }

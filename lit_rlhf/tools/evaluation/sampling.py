@@ -189,7 +189,13 @@ def sample_batches(
         for positions in batch_by_length(lengths, batch_size)
     }
     for record in unfinished.batches(name):
-        del seeds[tuple(record["positions"])]
+        try:
+            del seeds[tuple(record["positions"])]
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{unfinished.path}: expected each batch of this command once, got {record!r:.80}; "
+                "delete the file to start over"
+            ) from error
         yield record
     model = load_model() if seeds else None
     if model is not None:

@@ -6,6 +6,7 @@ on real models and data too. The same arguments write the same bytes.
 
 import dataclasses
 import json
+import os
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 EOS_TOKEN = "<|endoftext|>"
 PAD_TOKEN = "<|pad|>"
 _SETTINGS_FILE = "world.json"
+_MARK = ".world.json.unfinished"
+"""File in the folder of a world while it is written: an interrupted command may be repeated."""
+_DATA = ("demonstrations", "prompts_train", "prompts_heldout", "text")
+_BASE = "base"
 
 
 def write_world(
@@ -56,7 +61,7 @@ def write_world(
     from lit_rlhf.files import write_json_lines, write_text  # see write_base_model
 
     root = Path(folder)
-    root.mkdir(parents=True, exist_ok=True)
+    write_text(root / _MARK, "")
     (root / _SETTINGS_FILE).unlink(missing_ok=True)
     rng = random.Random(f"demonstrations {seed}")
     dialogues = [
@@ -82,9 +87,10 @@ def write_world(
     }
     for name, lines in records.items():
         write_json_lines(root / f"{name}.jsonl", lines)
-    write_base_model(root / "base", world, seed, chat_template)
-    # Last: `read_world` takes a folder with these settings for a complete one.
+    write_base_model(root / _BASE, world, seed, chat_template)
+    # `read_world` takes a folder with these settings for a complete one
     write_text(root / _SETTINGS_FILE, json.dumps(_describe(world, seed), indent=2) + "\n")
+    (root / _MARK).unlink()
     return root
 
 
@@ -93,8 +99,15 @@ def _describe(world: World, seed: int) -> dict[str, Any]:
     return {"seed": seed, "world": dataclasses.asdict(world)}
 
 
+def forget_settings(folder: str | Path) -> None:
+    """Let a world of any settings replace the one in a folder, if there is one."""
+    path = Path(folder) / _SETTINGS_FILE
+    if path.is_file():
+        path.replace(path.with_name(_MARK))
+
+
 def check_no_other_world(folder: str | Path, world: World, seed: int) -> None:
-    """Refuse to replace a world with one of other settings: models may have learned from it.
+    """Refuse to replace a world of other settings, from which models may have learned, and files.
 
     Args:
         folder: Folder to write to.
@@ -103,6 +116,13 @@ def check_no_other_world(folder: str | Path, world: World, seed: int) -> None:
     """
     path = Path(folder) / _SETTINGS_FILE
     if not path.is_file():
+        names = [*(f"{name}.jsonl" for name in _DATA), _BASE]
+        own = [name for name in names if os.path.lexists(path.with_name(name))]
+        if own and not path.with_name(_MARK).exists():
+            raise ValueError(
+                f"output_dir: expected a new folder, or one with a world, got {folder}, whose "
+                f"{own[0]} is not of a world and would be replaced"
+            )
         return
     there = read_json(path, dict)
     # through JSON, which has lists for tuples
@@ -138,12 +158,14 @@ def write_base_model(folder: str | Path, world: World, seed: int, chat_template:
         chat_template: Chat template of the tokenizer.
     """
     # Not at the top: naming `lit_rlhf.tools.lab.gold:gold_reward` must not load torch.
+    from lit_rlhf.files import delete
     from lit_rlhf.models import build_untrained_llama
 
     tokenizer = build_tokenizer(world, chat_template)
     model = build_untrained_llama(
         tokenizer, seed, layers=2, heads=4, hidden=128, intermediate=512, positions=256
     )
+    delete(Path(folder))  # transformers would write where links in it lead
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

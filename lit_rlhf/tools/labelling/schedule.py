@@ -253,8 +253,14 @@ class Schedule:
         """Give annotators what they were looking at before a restart, unless it was labelled."""
         if self._open_tasks is None or not self._open_tasks.exists():
             return
-        for fields in read_json(self._open_tasks, list):
-            task = Task(**fields)
+        kept = read_json(self._open_tasks, list)
+        try:
+            tasks = [Task(**fields) for fields in kept]
+        except TypeError as error:
+            raise ValueError(
+                f"{self._open_tasks}: expected open tasks, got something else; delete it"
+            ) from error
+        for task in tasks:
             if self.is_known(task) and self.store.find(task) is None:
                 self._current[task.annotator] = task
                 self._take(task, self._clock())

@@ -7,8 +7,11 @@ from threading import RLock
 from typing import NamedTuple
 
 from lit_rlhf.errors import UserError
-from lit_rlhf.files import FolderLocks, fsync, replace_file
+from lit_rlhf.files import begins_like, fsync, replace_file
 from lit_rlhf.tools.evaluation.labels import Comparison, Label, read_labels
+
+_BEGINNING = b'{"comparison": "'
+"""What a line of a file of labels begins with."""
 
 
 class Task(NamedTuple):
@@ -28,33 +31,32 @@ class Task(NamedTuple):
 class LabelStore:
     """Labels in a JSON lines file, to which each is appended and forced to disk.
 
-    The file is locked for one process. A last line that a crash left incomplete was never confirmed
-    to its annotator and is dropped. Threads may share a store.
+    Whoever opens it has locked the file. A last line that a crash left incomplete was never
+    confirmed to its annotator and is dropped. Threads may share a store.
 
     Args:
         path: The file; it need not exist.
         comparisons: What is compared, in any order. The file may have labels of others, too.
 
     Raises:
-        FolderInUseError: If another process has the file open.
-        ValueError: If the file has labels of responses that have changed since; the message has
-            both hashes.
+        OSError: If the file is a link, which may lead to any file.
+        ValueError: If the file has labels of responses that have changed since, and the message
+            both hashes; or if it has something else than labels.
     """
 
     def __init__(self, path: str | Path, comparisons: Sequence[Comparison]) -> None:
         self.path = Path(path)
         self.comparisons: Mapping[str, Comparison] = {one.key: one for one in comparisons}
         self._mutex = RLock()
-        self._locks = FolderLocks()
-        self._locks.acquire([self.path])
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._open()
         try:
             self._size = self._drop_incomplete_line()
             self.labels = read_labels(str(self.path)) if self._size else []
             self._check_texts()
-            self._file = self._open()
             fsync(self.path.parent)
         except BaseException:
-            self._locks.interrupt()
+            os.close(self._file)
             raise
         self._by_task = {
             Task(label.annotator, label.comparison, label.repeat): label
@@ -64,10 +66,9 @@ class LabelStore:
         self._equal = {label.comparison for label in self.labels if label.annotator is None}
 
     def close(self) -> None:
-        """Close the file and give up its lock."""
+        """Close the file."""
         with self._mutex:
             os.close(self._file)
-            self._locks.release()
 
     def find(self, task: Task) -> Label | None:
         """The label of a task; `None` if there is none yet."""
@@ -138,15 +139,16 @@ class LabelStore:
 
     def _drop_incomplete_line(self) -> int:
         """Cut off a line without its end, and return the size of the others in bytes."""
-        if not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            return 0
         content = self.path.read_bytes()
         complete = content.rfind(b"\n") + 1
-        if complete < len(content):
-            with self.path.open("r+b") as file:
-                file.truncate(complete)
-                os.fsync(file.fileno())
+        incomplete = content[complete:]
+        if not begins_like(incomplete, _BEGINNING):  # somebody's file, of which nothing may be lost
+            raise ValueError(
+                f"{self.path}: expected a file of labels, got one that ends with {incomplete!r:.80}"
+            )
+        if incomplete:
+            os.ftruncate(self._file, complete)
+            os.fsync(self._file)
         return complete
 
     def _check_texts(self) -> None:

@@ -64,6 +64,15 @@ def test_a_sound_run_has_a_report(sound: Any, world: Path, tmp_path: Path, capsy
     assert content(world) == before
 
 
+def test_output_that_cannot_be_written_is_refused_before_the_checks(
+    sound: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(*sound, "--output", str(tmp_path)) == 2
+    assert "output: expected a file of its own" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"lit_rlhf doctor: .*No space left"):
+        run("doctor", *sound, "--output", "/dev/full")
+
+
 @pytest.mark.parametrize(
     ("flag", "status", "said"),
     [

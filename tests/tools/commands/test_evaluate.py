@@ -27,6 +27,9 @@ pytestmark = pytest.mark.usefixtures("no_environment_report")
 main = partial(COMMAND.run, prog="lit_rlhf evaluate")
 
 
+COMPARE = "lit_rlhf.tools.evaluation.compare_policies"
+
+
 def arguments(folders: Folders, *more: str) -> list[str]:
     return [
         *("--policies", folders.sft, folders.ppo, "--prompts", folders.prompts),
@@ -88,6 +91,16 @@ def test_file_that_another_command_writes_is_refused(folders: Folders, tmp_path:
     assert "report.json: another run or command writes to it: process" in message
 
 
+def test_judges_folder_of_another_command_is_refused_before_anything_is_sampled(
+    folders: Folders, tmp_path: Path
+) -> None:
+    words = ["--judge.model", "m", "--judge.folder", str(tmp_path / "judge")]
+    with lock_outputs([tmp_path / "judge"]), patch(COMPARE) as compare:
+        message = refusal(main, arguments(folders, *words))
+    assert "judge: another run or command writes to it: process" in message
+    compare.assert_not_called()
+
+
 def test_options_reach_the_comparison_each_by_its_own_name(folders: Folders) -> None:
     expected = {
         "batch_size": 3,
@@ -101,7 +114,7 @@ def test_options_reach_the_comparison_each_by_its_own_name(folders: Folders) -> 
     }
     words = [word for name, value in expected.items() for word in (f"--{name}", str(value))]
     enough = ValueError("enough")
-    with patch("lit_rlhf.tools.evaluation.compare_policies", side_effect=enough) as compare:
+    with patch(COMPARE, side_effect=enough) as compare:
         assert refusal(main, arguments(folders, *words)).endswith("enough")
     options = compare.call_args.kwargs
     assert {name: options[name] for name in expected} == expected

@@ -146,3 +146,37 @@ def test_a_policy_that_cuts_the_prompts_is_refused(world: Path, tmp_path: Path) 
     policy = write_policy(tmp_path / "policy", max_length=16)
     with pytest.raises(ValueError, match=r"takes the world's prompts whole, got .* 16 tokens"):
         sample_preferences(policy, str(world), str(tmp_path / "pairs.jsonl"), pairs=2)
+
+
+@pytest.mark.parametrize("name", ["text.jsonl", "base"])
+def test_world_replaces_no_file_of_the_user(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(SystemExit, match=rf"expected a new folder, .* whose {name} is not of a"):
+        COMMANDS["world"].run(["--output_dir", str(tmp_path), *SIZES], "lit_rlhf lab world")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_world_that_was_interrupted_is_written_again(tmp_path: Path) -> None:
+    words = ["world", "--output_dir", str(tmp_path), *SIZES, "--n_texts", "1"]
+    stops = patch("lit_rlhf.tools.lab.world_folder.write_base_model", side_effect=KeyboardInterrupt)
+    with stops, pytest.raises(KeyboardInterrupt):
+        main(words)
+    main(words)
+    assert read_world(tmp_path) == WORLDS["biased"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_base_model_is_not_written_where_a_link_leads(tmp_path: Path) -> None:
+    world = tmp_path / "world"
+    main(["world", "--output_dir", str(world), *SIZES])
+    (tmp_path / "theirs").write_text("kept")
+    (world / "base/config.json").unlink()
+    (world / "base/config.json").symlink_to(tmp_path / "theirs")
+    main(["world", "--output_dir", str(world), *SIZES])
+    assert (tmp_path / "theirs").read_text() == "kept"
+
+
+def test_number_of_records_that_is_none_is_refused(tmp_path: Path) -> None:
+    for name in ("n_demonstrations", "n_train_prompts", "n_heldout_prompts", "n_texts"):
+        with pytest.raises(ValueError, match=rf"{name}: expected an integer >= [01], got -1"):
+            COMMANDS["world"].function(str(tmp_path / "w"), **{name: -1})

@@ -1,6 +1,7 @@
 """`lit_rlhf label` and `lit_rlhf label convert` as commands."""
 
 import json
+import os
 import signal
 import socket
 import stat
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from lit_rlhf.data import DataSource, load_records
+from lit_rlhf.files import lock_outputs
 from lit_rlhf.tools.commands.label import (
     COMMAND,
     CONVERT,
@@ -51,6 +53,15 @@ def write_two_files(folder: Path, n_prompts: int = 6) -> list[str]:
         (["--responses", "sft.jsonl", "--repeat_share", "2"], "repeat_share: expected a number"),
         (["--responses", "sft.jsonl", "--select", "spread"], "with reward models"),
         (["--responses", "sft.jsonl", "--annotators_per_comparison", "0"], "an integer >= 1"),
+        (
+            ["--responses", "sft.jsonl", "--port", "65536"],
+            "port: expected a number from 0 to 65535",
+        ),
+        (
+            ["--responses", "a.jsonl", "--output", "~/labels.jsonl"],
+            "output: expected a path without",
+        ),
+        (["--responses", "a.jsonl", "--output", "s3://b/l"], "output: expected a path on this"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
@@ -65,6 +76,33 @@ def test_port_that_is_taken_is_told_before_anything_is_sampled(tmp_path: Path) -
         port = str(taken.getsockname()[1])
         words = ["--output", "labels.jsonl", "--responses", *write_two_files(tmp_path)]
         assert "expected a free one" in refusal(main, [*words, "--port", port])
+
+
+def test_file_that_another_command_writes_is_refused_before_anything_is_sampled() -> None:
+    words = ["--output", "labels.jsonl", "--policies", "a/b", "--prompts", "p.jsonl"]
+    Path("p.jsonl").touch()
+    with lock_outputs(["labels.jsonl"]):
+        assert "labels.jsonl: another run or command writes to it" in refusal(main, words)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"token": "a"}'])
+def test_session_that_is_none_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    (tmp_path / ".labels.jsonl.session.json").write_text(content)
+    with pytest.raises(ValueError, match=r"\.labels\.jsonl\.session\.json: expected"):
+        _load_session(tmp_path / "labels.jsonl")
+
+
+def test_session_that_another_account_has_left_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _load_session(tmp_path / "labels.jsonl")
+    (tmp_path / ".link.jsonl.session.json").symlink_to(".labels.jsonl.session.json")
+    with pytest.raises(ValueError, match="expected a file of your own, got a link"):
+        _load_session(tmp_path / "link.jsonl")
+    other = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    with pytest.raises(ValueError, match="or another account's"):
+        _load_session(tmp_path / "labels.jsonl")
 
 
 def test_page_keeps_its_token_in_a_file_for_the_user_alone(tmp_path: Path) -> None:

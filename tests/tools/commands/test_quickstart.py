@@ -233,3 +233,36 @@ def test_a_folder_without_its_configurations_is_refused(tmp_path: Path) -> None:
 def test_default_folders_commands_work_anywhere(commands: list[list[str]]) -> None:
     cli_quickstart.Quickstart(Path(cli_quickstart.DEFAULT_DIR)).fit_ppo(["ppo_max.yaml"])
     assert commands[0][:3] == ["fit", "--config", "quickstart/ppo_max"]
+
+
+@pytest.mark.parametrize("name", ["logs/mine/checkpoints/a.ckpt", "configs/sft.yaml", "sft/a"])
+def test_folder_of_other_runs_is_refused(name: str) -> None:
+    file = Path("project", name)
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    with pytest.raises(SystemExit, match=r"project holds .*Take another folder"):
+        main(["--output_dir", "project"])
+    assert [path for path in Path("project").rglob("*") if path.is_file()] == [file]
+
+
+def test_only_checkpoints_of_its_own_stages_are_replaced(commands: list[list[str]]) -> None:
+    files = [Path(f"q/logs/{run}/checkpoints/a.ckpt") for run in ("sft", "ppo_max", "mine")]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.touch()
+    main(["--output_dir", "q", "--overwrite"])
+    assert [file.exists() for file in files] == [False, False, True]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"settings": 1, "steps": []}'])
+def test_file_that_has_no_steps_is_refused_by_name(content: str) -> None:
+    Path("q").mkdir()
+    Path("q/quickstart.json").write_text(content)
+    with pytest.raises(SystemExit, match=r"q/quickstart\.json: expected"):
+        main(["--output_dir", "q"])
+
+
+def test_number_of_pairs_is_checked_before_the_first_step() -> None:
+    with pytest.raises(SystemExit, match="pairs: expected an integer >= 1, got 0"):
+        main(["--output_dir", "q", "--pairs", "0"])
+    assert not Path("q").exists()

@@ -242,6 +242,18 @@ def test_interrupted_generation_samples_what_is_missing(folders: Folders, tmp_pa
     assert_continued(tmp_path)
 
 
+def test_batch_that_is_kept_twice_is_refused(folders: Folders, tmp_path: Path) -> None:
+    partial = tmp_path / "out.jsonl.partial"
+    options: dict[str, Any] = {"batch_size": 1, "output": tmp_path / "out.jsonl"}
+    stops = patch("lit_rlhf.tools.evaluation.sampling.generate_responses", Sampling(last=1))
+    with stops, pytest.raises(KeyboardInterrupt):
+        generated(folders, folders.sft, **options)
+    settings, batch = partial.read_text().splitlines()
+    partial.write_text(f"{settings}\n{batch}\n{batch}\n")
+    with pytest.raises(ValueError, match=r"partial: expected each batch of this command once, got"):
+        generated(folders, folders.sft, **options)
+
+
 def test_the_batches_of_a_model_that_was_trained_since_are_refused(tmp_path: Path) -> None:
     policy = write_policy(tmp_path / "sft")
     options: dict[str, Any] = {"batch_size": 1, "output": tmp_path / "out.jsonl"}

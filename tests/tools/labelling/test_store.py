@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from lit_rlhf.errors import UserError
-from lit_rlhf.files import FolderInUseError
 from lit_rlhf.tools.evaluation.labels import Comparison, Label, read_labels
 from lit_rlhf.tools.labelling import LabelStore
 from lit_rlhf.tools.labelling.store import Task
@@ -118,13 +117,17 @@ def test_incomplete_last_line_is_dropped(tmp_path: Path) -> None:
     store.close()
 
 
-def test_second_store_on_a_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "labels.jsonl"
-    store = LabelStore(path, COMPARISONS)
-    with pytest.raises(FolderInUseError, match=rf"process {os.getpid()} "):
+@pytest.mark.parametrize("content", [b'{"prompt": "mine"}', b"my notes\nwithout a last line end"])
+def test_file_that_has_no_labels_stays_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"mine\.jsonl: expected a file of labels, got one"):
         LabelStore(path, COMPARISONS)
-    store.close()
-    LabelStore(path, COMPARISONS).close()
+    assert path.read_bytes() == content
+    (tmp_path / "link.jsonl").symlink_to(path)
+    with pytest.raises(OSError, match="symbolic links"):
+        LabelStore(tmp_path / "link.jsonl", COMPARISONS)
+    assert path.read_bytes() == content
 
 
 def test_labels_of_changed_responses_are_refused_with_both_hashes(tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ def test_labels_of_changed_responses_are_refused_with_both_hashes(tmp_path: Path
     changed = Comparison(**{**vars_of(COMPARISONS[1]), "response_b": "another"})
     with pytest.raises(ValueError, match=f"{changed.text_hash}.*{COMPARISONS[1].text_hash}"):
         LabelStore(path, [COMPARISONS[0], changed])
-    LabelStore(path, [COMPARISONS[0]]).close()  # the lock was given up
+    LabelStore(path, [COMPARISONS[0]]).close()
 
 
 def vars_of(comparison: Comparison) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 from lit_callbacks.files import Line
-from lit_rlhf.files import append_to, lock_outputs, parse_json, split_lines, write_json_lines
-from lit_rlhf.paths import check_output_path
+from lit_rlhf.files import append_to, begins_like, parse_json, split_lines, write_json_lines
 from lit_rlhf.rewards import redact_url
 from lit_rlhf.rewards.judge.comparing import (
     Criterion,
@@ -24,6 +23,7 @@ from lit_rlhf.rewards.judge.comparing import (
     question_messages,
     wording,
 )
+from lit_rlhf.terminal import print_line
 from lit_rlhf.tools.evaluation.judge.options import (
     JudgeError,
     JudgeOptions,
@@ -43,6 +43,10 @@ ANSWERS_FILE = "answers.jsonl"
 _VERDICTS_FILE = "verdicts.jsonl"
 Result = Literal["win", "tie", "lose", "invalid"]
 _POINTS = {"win": 1.0, "tie": 0.0, "lose": -1.0}
+
+
+_BEGINNING = b'{"key": "'
+"""What a line of a file of answers begins with."""
 
 
 class PairVerdict(NamedTuple):
@@ -129,10 +133,16 @@ class _ReplyCache:
         for line in split_lines(content.decode(errors="replace")):
             if line.is_complete:
                 self._read_line(line)
+        n_complete = content.rfind(b"\n") + 1
+        if not begins_like(content[n_complete:], _BEGINNING):  # nothing of it may be lost
+            raise ValueError(
+                f"{self.path}: expected answers of the judge, got a file that ends with "
+                f"{content[n_complete:]!r:.80}"
+            )
         self._opened = ExitStack()
         self._file = self._opened.enter_context(append_to(self.path))
         # else the next reply would be appended to an incomplete line, and both would be lost
-        self._file.truncate(content.rfind(b"\n") + 1)
+        self._file.truncate(n_complete)
 
     def add(self, key: str, reply: JudgeReply, description: Mapping[str, Any]) -> None:
         """Store a reply; its line has then left the process.
@@ -168,6 +178,8 @@ class _ReplyCache:
 class Judge(AbstractContextManager["Judge"]):
     """A judge with a cache of its replies; a context manager, which closes connections and file.
 
+    Whoever opens it has locked the folder of the replies.
+
     Attributes:
         options: Options of the judge.
         questions: All questions by key, whether this run or an earlier one asked them.
@@ -178,12 +190,10 @@ class Judge(AbstractContextManager["Judge"]):
         if not options.model:
             raise ValueError("judge.model: expected the name of a model, got none")
         self.options = options
-        folder = check_output_path("judge.folder", options.folder)
         with ExitStack() as opened:
             self._endpoint = open_judge(options)
             opened.callback(self._endpoint.close)
-            opened.enter_context(lock_outputs([folder]))
-            self._cache = _ReplyCache(Path(folder) / ANSWERS_FILE)
+            self._cache = _ReplyCache(Path(options.folder) / ANSWERS_FILE)
             opened.callback(self._cache.close)
             self._opened = opened.pop_all()
         self.questions: dict[str, Question] = {}
@@ -409,19 +419,19 @@ def print_judgement(judgement: Judgement) -> None:
         table.add_row(row.criterion, row.policy, *cells, str(row.invalid))
     print_table(table)
     usage = judgement.usage
-    print(
+    print_line(
         f"Judge {judgement.model}: {usage['questions']} questions, {usage['from_cache']} of them "
         "answered by an earlier run"
     )
     if usage["invalid"]:
-        print(
+        print_line(
             f"{usage['invalid']} questions got no answer that could be read, their pairs are "
             "invalid: see 'malformed' in the verdicts. A model that follows instructions better or "
             f"a larger judge.max_tokens helps; delete their lines in {ANSWERS_FILE} to ask again."
         )
     if usage["shortened"]:
-        print(
+        print_line(
             f"{usage['shortened']} questions had texts that were cut off after "
             "judge.max_characters."
         )
-    print(f"Verdicts and reasons: {judgement.file}")
+    print_line(f"Verdicts and reasons: {judgement.file}")
