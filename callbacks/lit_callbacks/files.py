@@ -19,9 +19,6 @@ from typing import IO, Any, NamedTuple, TypeVar
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _OF_SHELL = re.compile(r"^~[^/]*|\$[A-Za-z_]\w*|\$\{[^}]*\}")
 """What a shell replaces in a word that is not quoted: a home folder, and variables."""
-_LONGEST_NAME = 220
-"""Most bytes of an output's name. File systems take 255, and the hidden file in which the manifest
-of an output is written has a name that is 33 longer."""
 
 Json = TypeVar("Json", dict[str, Any], list[Any])
 
@@ -47,11 +44,6 @@ def check_output_path(name: str, path: str) -> str:
         )
     if not path.strip() or "\0" in path or path == "-":
         raise ValueError(f"{name}: expected a path, got {path!r}")
-    if (length := len(os.fsencode(Path(path).name))) > _LONGEST_NAME:
-        raise ValueError(
-            f"{name}: expected a name of at most {_LONGEST_NAME} bytes, which leaves room for the "
-            f"names of hidden files beside it, got {length} bytes: {path}"
-        )
     return path
 
 

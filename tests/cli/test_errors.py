@@ -330,11 +330,6 @@ MISTAKES = {
         "lit_rlhf evaluate: judge.folder: expected a path on this machine, got the address s3://a/b\n",
         status=1,
     ),
-    "a name without room for a manifest's": Mistake(
-        ["generate", "hi", "--models", "a/b", "--output", f"{'n' * 216}.jsonl"],
-        "lit_rlhf generate: output: expected a name of at most 220 bytes, ",
-        status=1,
-    ),
     "a data file that is not there": Mistake(
         ["start", "lost.csv"], "lit_rlhf start: lost.csv: no such file\n", status=1
     ),
