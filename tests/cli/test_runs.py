@@ -226,7 +226,9 @@ def test_configuration_in_the_current_folder_is_not_written_over(root: Path) -> 
     assert "output_dir: b" in Path("lightning_logs/version_1/config.yaml").read_text()
 
 
-def test_configuration_is_not_written_where_a_link_leads(root: Path) -> None:
+def test_configuration_is_not_written_where_a_link_leads(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("theirs").write_text("kept")
     for name in ("config.yaml", "hparams.yaml"):
         folder = Path("logs/a") / name.partition(".")[0]
@@ -234,8 +236,7 @@ def test_configuration_is_not_written_where_a_link_leads(root: Path) -> None:
         (folder / name).symlink_to(Path("theirs").resolve())
         arguments = {"save_dir": "logs", "name": "a", "version": folder.name}
         logger = {"class_path": "CSVLogger", "init_args": arguments}
-        with pytest.raises(UsageError, match="expected no earlier run"):
-            fit(root, logger=logger)
+        assert "expected no earlier run" in fit_error(capsys, root, logger=logger)
     # with --overwrite the configuration takes the place of the link
     logger["init_args"] = {"save_dir": "logs", "name": "a", "version": "config"}
     warnings.filterwarnings("ignore", "Experiment logs directory .* exists and is not empty")
