@@ -132,6 +132,8 @@ def read_samples(path: Path) -> list[dict[str, Any]]:
             number = sample.get(key, 0.0)
             if number is None or (key != "score" and not math.isfinite(number)):
                 raise content_error(path, place, expected=f"a number as {key}", got=value)
+            if key != "score" and not math.isfinite(sample.get(key, 0)):
+                raise content_error(path, place, expected=f"a finite number as {key}", got=value)
         samples.append(sample)
     return samples
 

@@ -204,6 +204,8 @@ def _load_plain_tensors(file: Path) -> dict[str, Tensor]:
     if not isinstance(tensors, dict):
         raise ValueError(f"{file}: expected tensors by name, got {type(tensors).__name__}")
     for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            raise ValueError(f"{file}: expected tensors by name, got one by {name!r:.100}")
         check_stored(f"{file}: {name}", tensor)
     return tensors
 

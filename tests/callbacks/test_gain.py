@@ -103,3 +103,13 @@ def test_responses_without_a_score_are_counted(
     main([str(file)])
     expected = f"{file}: 2 of {len(samples)} responses have no finite score and are left out"
     assert capsys.readouterr().out.splitlines()[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("length", "NaN"), ("length", "Infinity"), ("truncated", "1e308")]
+)
+def test_property_that_is_not_finite_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    file = tmp_path / "samples.jsonl"
+    file.write_text(f'{{"step": 1, "response": "a", "score": 1, "{key}": {value}}}\n')
+    with pytest.raises(ValueError, match=rf"samples\.jsonl:1: expected a finite number as {key}"):
+        main([str(file)])

@@ -144,15 +144,17 @@ def test_pickled_weights_with_code_are_refused(tmp_path: Path) -> None:
         ("score.weight", torch.zeros(1).expand(1, 2**40), "expected a tensor that is stored as a"),
         ("any", torch.zeros(1).expand(2**40), "expected a tensor that is stored as a whole"),
         ("any", [1.0], "expected a tensor, got list"),
+        (5, torch.zeros(1), "expected tensors by name, got one by 5"),
     ],
 )
 def test_pickled_weights_that_stand_for_more_than_is_stored_are_refused(
-    tmp_path: Path, name: str, weight: object, problem: str
+    tmp_path: Path, name: str | int, weight: object, problem: str
 ) -> None:
     write_foreign(tmp_path / "theirs", FOREIGN["paper"], pickled=True)
     file = tmp_path / "theirs" / "pytorch_model.bin"
     torch.save(torch.load(file) | {name: weight}, file)
-    with pytest.raises(ValueError, match=rf"pytorch_model\.bin: {name}: {problem}"):
+    place = f"{name}: " if isinstance(name, str) else ""
+    with pytest.raises(ValueError, match=rf"pytorch_model\.bin: {place}{problem}"):
         load_folder_model(tmp_path / "theirs")
 
 
