@@ -301,6 +301,11 @@ MISTAKES = {
         "lit_rlhf evaluate: samples_per_prompt: expected an integer >= 1, got 0\n",
         status=1,
     ),
+    "questions below 0": Mistake(
+        ["evaluate", "--policies", "a/b", "--choices", "b.jsonl", "--max_questions", "-1"],
+        "lit_rlhf evaluate: max_questions: expected an integer >= 1, got -1\n",
+        status=1,
+    ),
     "a margin below 0": Mistake(
         ["evaluate", "--policies", "a/b", "--prompts", "b/c", "--tie_margin", "-1"],
         "lit_rlhf evaluate: tie_margin: expected a finite number >= 0, got -1.0\n",

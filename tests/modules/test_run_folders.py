@@ -119,7 +119,7 @@ def test_output_that_cannot_be_replaced_at_the_end_is_refused_at_the_start(
     message = r"output_dir: expected a folder that another one can replace, got .*volume: Device or"
     with patch.object(Path, "rename", move), pytest.raises(ValueError, match=message):
         sft(root, tmp_path / "volume")
-    message = r"output_dir: expected .*: File name too long"
+    message = r"n: expected a name of at most \d+ bytes"
     with pytest.raises(ValueError, match=message):
         sft(root, tmp_path / ("n" * 240))
     assert [path.name for path in tmp_path.iterdir()] == ["volume"]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lit_rlhf.checks import check_count, check_not_negative
+from lit_rlhf.checks import check_count, check_fields, check_not_negative
 from lit_rlhf.command import Command
 from lit_rlhf.paths import check_inputs, check_outputs, is_file_path
 from lit_rlhf.terminal import print_line
@@ -316,8 +316,10 @@ def _sample_and_compare(
 def _check_options(options: EvaluateOptions) -> None:
     """Refuse options that do not fit together, before hours of work."""
     _check_outputs(options)
-    if options.samples_per_prompt is not None:
-        check_count("samples_per_prompt", options.samples_per_prompt)
+    check_fields(check_count, options, "samples_per_prompt", "max_prompts", "max_questions")
+    check_count("benchmark_batch_size", options.benchmark_batch_size)
+    if options.shots is not None:
+        check_count("shots", options.shots, minimum=0)
     check_not_negative("tie_margin", options.tie_margin)
     models = [policy for policy in options.policies if not is_file_path(policy)]
     if options.rewards is None and (options.kl_chart or options.best_of):

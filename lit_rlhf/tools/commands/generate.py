@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from lit_rlhf.checks import check_count, check_fields
 from lit_rlhf.command import Command
 from lit_rlhf.paths import check_inputs, check_outputs
 from lit_rlhf.terminal import print_line, printable_line
@@ -87,6 +88,7 @@ def _check_options(options: GenerateOptions) -> None:
             f"--prompt 'TEXT' or --chat), got {' and '.join(sources) or 'none'}; a prompt "
             "without a flag goes first: lit_rlhf generate 'TEXT' --models FOLDER"
         )
+    check_fields(check_count, options, "max_prompts")
     check_outputs({"output": options.output}, [options.prompts, *options.models])
     if options.chat and (options.output is not None or options.responses_per_prompt != 1):
         raise ValueError(
