@@ -42,7 +42,7 @@ from lit_rlhf.modules.ppo_checks import (
     warn_about_options,
 )
 from lit_rlhf.modules.resume import end_with_validation, weights_checksum
-from lit_rlhf.modules.schedules import build_schedule, training_batch_size
+from lit_rlhf.modules.schedules import NO_BATCHES, build_schedule, training_batch_size
 from lit_rlhf.modules.stage import MAX_SKIPPED_IN_A_ROW, StageModule, evaluation_prefix
 from lit_rlhf.modules.updates import GuardedStepper
 from lit_rlhf.ppo import (
@@ -513,6 +513,10 @@ class PPOModule(StageModule):
         iterations = float(self.trainer.estimated_stepping_batches)
         if self.max_iterations is not None:
             iterations = min(iterations, self.max_iterations)
+        if iterations < 1 and not is_trial(
+            self.trainer
+        ):  # Lightning has -1 for a run without batches
+            raise ValueError(NO_BATCHES)
         pretraining = self.critic_pretraining.iterations
         may_end_early = self.critic_pretraining.target_value_loss is not None
         if pretraining > iterations and not may_end_early and not is_trial(self.trainer):

@@ -181,6 +181,13 @@ def test_critic_pretraining_longer_than_the_run_is_refused(root: Path, tmp_path:
         fit_module(module, prompts(root), tmp_path, max_epochs=2)
 
 
+@pytest.mark.filterwarnings("ignore:.*limit_train_batches=0")
+def test_run_without_a_batch_is_refused_before_its_pretraining(root: Path, tmp_path: Path) -> None:
+    module = PPOModule(**ppo_options(root, critic_pretraining={"iterations": 3}))
+    with pytest.raises(ValueError, match="expected at least one batch to train on, got none"):
+        fit_module(module, prompts(root), tmp_path, limit_train_batches=0)
+
+
 @pytest.mark.parametrize(
     ("batches", "max_iterations", "pretraining", "expected", "warns"),
     [
