@@ -4,12 +4,13 @@ import os
 import re
 import sys
 from argparse import ArgumentError
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace, _stubs_resolver, set_loader
+from jsonargparse import ArgumentParser, Namespace, _paths, _stubs_resolver, set_loader
 
 from lit_callbacks.files import check_file, find_repeated
 from lit_rlhf.imports import current_folder, import_class_module
@@ -86,7 +87,7 @@ class CommandParser(ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         try:
             # parsing a file changes to its folder
-            with current_folder(os.getcwd()), strict_flags():
+            with current_folder(os.getcwd()), strict_flags(), _bounded_files():
                 return super().parse_args(words, *others, **options)
         except UsageError as error:
             place = f"{error.file}: " if error.file else ""
@@ -100,21 +101,12 @@ class CommandParser(ArgumentParser):
             *others: Further arguments of jsonargparse.
             **options: The same, by keyword.
         """
-        if str(cfg_path) != "-":  # standard input
-            try:
-                check_file(cfg_path, MAX_BYTES)
-            except ValueError as error:
-                raise UsageError(str(error)) from error
         try:
             parsed: Namespace = super().parse_path(cfg_path, *others, **options)
             self.check_known(parsed.keys())
         except UsageError as error:
-            error.file = str(cfg_path)
+            error.file = error.file or str(cfg_path)
             raise
-        except UnicodeDecodeError as error:
-            unreadable = UsageError(f"expected text in UTF-8: {error}")
-            unreadable.file = str(cfg_path)
-            raise unreadable from error
         return parsed
 
     def parse_string(self, content: str, *others: Any, **options: Any) -> Namespace:
@@ -190,6 +182,34 @@ class CommandParser(ArgumentParser):
         """End with status 2 and one line."""
         line = f"{self.prog.replace(' [options]', '')}: error: {one_line(message)}"
         self.exit(2, f"{line}\n")
+
+
+@contextmanager
+def _bounded_files() -> Iterator[None]:
+    """Have jsonargparse check each file before it reads it inside the block.
+
+    A file is named by `--config`, or as the value of a group such as `judge` or `model`.
+    """
+    files: Any = _paths.Path  # whose method is replaced
+    read: Callable[[_paths.Path], str] = files.read_text
+
+    def read_bounded(path: _paths.Path) -> str:
+        try:
+            check_file(path.absolute, MAX_BYTES)
+            return read(path)
+        except ValueError as error:  # of the encoding, too
+            reason = str(error).removeprefix(f"{path.absolute}: ")
+            if isinstance(error, UnicodeDecodeError):
+                reason = f"expected text in UTF-8: {reason}"
+            unreadable = UsageError(reason)
+            unreadable.file = path.relative
+            raise unreadable from error
+
+    files.read_text = read_bounded
+    try:
+        yield
+    finally:
+        files.read_text = read
 
 
 def _check_groups(loaded: object, groups: Collection[str], name: str = "") -> None:

@@ -382,14 +382,16 @@ def errors_of(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[A
     return ended.value.code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["fit", "evaluate"])
+@pytest.mark.parametrize(
+    ("command", "option"), [("fit", "--config"), ("evaluate", "--config"), ("evaluate", "--judge")]
+)
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
 def test_configuration_that_is_no_small_file_is_refused(
-    command: str, make: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+    command: str, option: str, make: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     make("mine.yaml")
     with pytest.raises(SystemExit, match="2"):
-        main([command, "--config", "mine.yaml"])
+        main([command, option, "mine.yaml"])
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -399,6 +401,15 @@ def test_configuration_in_another_encoding_is_named(capsys: pytest.CaptureFixtur
     code, said = errors_of("--config", "mine.yaml", capsys=capsys)
     assert code == 2
     assert said.startswith("lit_rlhf fit: error: mine.yaml: expected text in UTF-8")
+    assert said.count("\n") == 1
+
+
+def test_file_of_a_group_in_another_encoding_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("judge.yaml").write_bytes(b"model: \xe9")
+    with pytest.raises(SystemExit, match="2"):
+        main(["evaluate", "--policies", "a.jsonl", "--judge", "judge.yaml"])
+    said = capsys.readouterr().err
+    assert said.startswith("lit_rlhf evaluate: error: judge.yaml: expected text in UTF-8")
     assert said.count("\n") == 1
 
 
