@@ -546,6 +546,15 @@ class _LoggedStep(NamedTuple):
     values: Mapping[str, Any]
 
 
+def _find_axis(values: Mapping[str, Any]) -> str | None:
+    """Find the name of a record's x axis; `None` if it has none.
+
+    One that is empty is taken only if there is no other: trackers join tables with an axis each.
+    """
+    axes = [name for name in STEPS if name in values]
+    return min(axes, key=lambda name: values[name] in (None, ""), default=None)
+
+
 def _read_records(file: Path) -> _Log:
     """Read the scalars of a file. There may be several records for a step, as from `CSVLogger`."""
     scalars: dict[str, list[Point]] = {}
@@ -554,16 +563,16 @@ def _read_records(file: Path) -> _Log:
     written = file.stat().st_mtime
     logged: list[_LoggedStep] = []
     for count, (place, values) in enumerate(read_records(file)):
+        axis = _find_axis(values)
+        step = count if axis is None else parse_step(values[axis], file, place)
         numbers = {
             key: number
             for key, value in values.items()
-            if key and (number := parse_number(value)) is not None
+            if key not in ("", axis) and (number := parse_number(value)) is not None
         }
-        for key in values.keys() - numbers.keys() - unread.keys():
+        for key in values.keys() - numbers.keys() - unread.keys() - {axis}:
             if key and values[key] not in (None, ""):  # an empty cell was not logged
                 unread[key] = UnreadValue(place=f"{file}:{place}", value=values[key])
-        axis = next((name for name in STEPS if name in numbers), "")
-        step = parse_step(numbers.pop(axis, count), file, place)
         logged.append(_LoggedStep(step=step, numbers=numbers, values=values))
     if len(logged) > 2 and all(a.step > b.step for a, b in pairwise(logged)):
         logged.reverse()  # an export with the newest step first, and no run that went back

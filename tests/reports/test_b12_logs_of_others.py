@@ -183,6 +183,9 @@ def test_numbers_that_are_not_finite_are_read_from_printed_dictionaries() -> Non
         ("trainer_state.json", '{"log_history": null}', 1),
         ("x.csv", "step,kl\n1,1\nnan,1\n", 3),
         ("x.csv", "step,kl\n" + "9" * 400 + ",1\n", 2),
+        ("x.csv", "step,kl\n1,1\nx,1\n", 3),
+        ("x.csv", "step,kl\n1,1\n,1\n", 3),
+        ("x.jsonl", '{"step": 1, "kl": 1}\n{"step": null, "kl": 1}\n', 2),
         ("x.log", "step:" + "9" * 400 + " - kl:1\n", 1),
     ],
 )
@@ -192,6 +195,12 @@ def test_strange_log_is_refused_with_its_line(
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=rf"{name}:{place}: expected "):
         watch_logs([str(tmp_path / name)])
+
+
+def test_one_of_several_columns_of_steps_may_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("step,global_step,kl\n1,10,0.5\n,20,0.25\n")
+    steps = read_logged_steps(str(tmp_path / "x.csv"))
+    assert {step: values["kl"] for step, values in steps.items()} == {1: 0.5, 20: 0.25}
 
 
 def test_strange_values_of_a_log_are_read(tmp_path: Path) -> None:
