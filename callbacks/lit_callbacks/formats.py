@@ -130,9 +130,9 @@ def read_samples(path: Path) -> list[dict[str, Any]]:
             elif not isinstance(value, bool):
                 sample[key] = parse_number(value)
             number = sample.get(key, 0.0)
-            if number is None or (key != "score" and not math.isfinite(number)):
+            if number is None:
                 raise content_error(path, place, expected=f"a number as {key}", got=value)
-            if key != "score" and not math.isfinite(sample.get(key, 0)):
+            if key != "score" and not math.isfinite(number):
                 raise content_error(path, place, expected=f"a finite number as {key}", got=value)
         samples.append(sample)
     return samples
