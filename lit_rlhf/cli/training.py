@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from jsonargparse import Namespace
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
@@ -60,6 +60,9 @@ from lit_rlhf.paths import check_output_options, walk_options
 from lit_rlhf.strategies import find_newest_checkpoint, use_atomic_checkpoints
 from lit_rlhf.terminal import one_line, print_line
 from lit_rlhf.urls import has_password, redact_url
+
+# A configuration names what is imported, so none is downloaded; importing LightningCLI enables it.
+set_parsing_settings(config_read_mode_fsspec_enabled=False)
 
 # a flag for a field of a group of options
 _GROUP_FIELD = re.compile(r"(?P<group>--model(?:\.init_args)?\.(?!init_args\b)\w+)\.(?P<field>\w+)")

@@ -404,6 +404,17 @@ def test_configuration_in_another_encoding_is_named(capsys: pytest.CaptureFixtur
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["fit", "evaluate"])
+def test_configuration_behind_a_url_is_refused_without_a_request(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([command, "--config", "https://me:s3cr3t@no.such.host/c.yaml"])
+    said = capsys.readouterr().err
+    assert "File does not exist: 'https://***@no.such.host/c.yaml'" in said
+    assert said.count("\n") == 1
+
+
 def test_file_of_a_group_in_another_encoding_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("judge.yaml").write_bytes(b"model: \xe9")
     with pytest.raises(SystemExit, match="2"):

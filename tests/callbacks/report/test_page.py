@@ -438,7 +438,9 @@ def test_page_tells_the_gain_or_why_there_is_none(tmp_path: Path, calm: str) -> 
 @pytest.mark.parametrize("field", ['"length": 1e300', '"length": NaN', '"truncated": Infinity'])
 def test_length_that_is_no_number_is_named(tmp_path: Path, calm: str, field: str) -> None:
     Path(calm, "samples.jsonl").write_text(f'{{"step": 1, "response": "a", {field}}}\n')
-    with pytest.raises(ValueError, match=r"samples.jsonl:1: expected a finite number as (length|trunc)"):
+    with pytest.raises(
+        ValueError, match=r"samples.jsonl:1: expected a finite number as (length|trunc)"
+    ):
         report(tmp_path, calm)
 
 
