@@ -83,7 +83,8 @@ class RolloutMetrics:
         scores = scores or {}
         votes = votes or {}
         self._score_names = tuple(scores)
-        own_bigrams = _distinct_bigrams(response_ids, response_mask)
+        inside = response_mask[:, :-1] & response_mask[:, 1:]
+        own_bigrams = _distinct_bigrams(response_ids, inside)
         batch = {
             "logprobs": masked_sum(logprobs, response_mask),
             "ref_logprobs": masked_sum(ref_logprobs, response_mask),
@@ -91,7 +92,7 @@ class RolloutMetrics:
             "tokens": response_mask.sum(),
             "truncated": (~terminated).sum(),
             "responses": torch.tensor(len(terminated), device=terminated.device),
-            "bigrams": (response_mask[:, :-1] & response_mask[:, 1:]).sum(),
+            "bigrams": inside.sum(),
             "own_bigrams": torch.tensor(len(own_bigrams), device=response_mask.device),
         }
         for name, values in scores.items():
@@ -155,13 +156,16 @@ class RolloutMetrics:
         return {key: value for key, value in metrics.items() if not is_empty.get(key)}
 
 
-def _distinct_bigrams(response_ids: Tensor, response_mask: Tensor) -> Tensor:
+def _distinct_bigrams(response_ids: Tensor, inside: Tensor) -> Tensor:
     """The distinct pairs of neighbouring tokens in each response, `[m, 3]`.
 
     A row is the number of the response and the two tokens.
+
+    Args:
+        response_ids: Tokens, `[B, T]`.
+        inside: Whether a token and the next one are both real, `[B, T - 1]`.
     """
     rows = torch.arange(len(response_ids), device=response_ids.device)[:, None]
     triples = [rows.expand_as(response_ids)[:, 1:], response_ids[:, :-1], response_ids[:, 1:]]
-    inside = response_mask[:, :-1] & response_mask[:, 1:]
     distinct: Tensor = torch.unique(torch.stack(triples, -1)[inside], dim=0)
     return distinct
