@@ -190,7 +190,7 @@ def _bounded_files() -> Iterator[None]:
 
     A file is named by `--config`, or as the value of a group such as `judge` or `model`.
     """
-    files: Any = _paths.Path  # whose method is replaced
+    files: Any = _paths.Path  # private, but all files are read by its method
     read: Callable[[_paths.Path], str] = files.read_text
 
     def read_bounded(path: _paths.Path) -> str:

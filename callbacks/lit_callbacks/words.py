@@ -14,6 +14,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 # whatever a URL has before the @ of its host, unless it ends with the name of a variable
 _CREDENTIALS = re.compile(r"(?<=\w:/)(/?)(?![^\s/@]*\$[A-Za-z_]\w*@)[^\s/]+@")
 
+_LONGEST_PAUSE = 7 * 24 * 3600  # seconds
+
 
 def hide_passwords(text: str) -> str:
     """Replace user and password in the URLs of a text by `***`; names of variables stay.
@@ -23,9 +25,6 @@ def hide_passwords(text: str) -> str:
         'no folder https://***@host/x, give https://me:$SECRET@host/x'
     """
     return _CREDENTIALS.sub(r"\1***@", text)
-
-
-_LONGEST_PAUSE = 7 * 24 * 3600
 
 
 def printable(text: str) -> str:
@@ -52,8 +51,8 @@ def printable_line(text: str) -> str:
     return printable(text).replace("\t", r"\t").replace("\n", r"\n")
 
 
-def check_seconds(name: str, seconds: float) -> float:
-    """Refuse a pause between two looks that is no time, and return it.
+def check_seconds(name: str, seconds: float) -> None:
+    """Refuse a pause between two looks that is no time.
 
     Args:
         name: Option that names it.
@@ -61,7 +60,6 @@ def check_seconds(name: str, seconds: float) -> float:
     """
     if not 0 <= seconds <= _LONGEST_PAUSE:
         raise ValueError(f"{name}: expected 0 to {_LONGEST_PAUSE} seconds, got {seconds}")
-    return seconds
 
 
 def end_with_error(parser: ArgumentParser, error: Exception) -> NoReturn:

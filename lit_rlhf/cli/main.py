@@ -192,9 +192,8 @@ def _check_configs(stage: str, arguments: Sequence[str]) -> None:
     previous = ""
     for word in arguments:
         named = word.removeprefix("configs/").removesuffix(".yaml")
-        if "-" in (previous[:1], word[:1]):
-            pass  # a flag, or its value
-        elif word.endswith(".yaml") or named in config_names():
+        is_flag_or_value = word.startswith("-") or previous.startswith("-")
+        if not is_flag_or_value and (word.endswith(".yaml") or named in config_names()):
             _refuse(
                 f"lit_rlhf: error: {word}: a configuration follows its flag: "
                 f"lit_rlhf {stage} --config {word}"

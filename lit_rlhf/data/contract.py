@@ -109,8 +109,8 @@ class TextContract:
     def render(self, messages: Sequence[dict[str, str]] = _EXAMPLE) -> str:
         """Render a complete dialogue, by default a short example, with this contract's template."""
         tokens = {"bos_token": self.bos_token or "", "eos_token": self.eos_token}
-        today = self.template_date or TEMPLATE_DATE
-        return render_dialogue(self.chat_template, messages, tokens, date=today)
+        written_date = self.template_date or TEMPLATE_DATE
+        return render_dialogue(self.chat_template, messages, tokens, date=written_date)
 
     def mismatch(self, other: "TextContract") -> str | None:
         """Compare with another contract; `None` if both models read text alike.

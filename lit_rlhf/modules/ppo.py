@@ -513,9 +513,8 @@ class PPOModule(StageModule):
         iterations = float(self.trainer.estimated_stepping_batches)
         if self.max_iterations is not None:
             iterations = min(iterations, self.max_iterations)
-        if iterations < 1 and not is_trial(
-            self.trainer
-        ):  # Lightning has -1 for a run without batches
+        # Lightning has -1 for a run without batches
+        if iterations < 1 and not is_trial(self.trainer):
             raise ValueError(NO_BATCHES)
         pretraining = self.critic_pretraining.iterations
         may_end_early = self.critic_pretraining.target_value_loss is not None
